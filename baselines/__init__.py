@@ -1,0 +1,1 @@
+"""Locked baselines, a leaf of the import graph: no torch, no engine."""

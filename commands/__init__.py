@@ -1,0 +1,1 @@
+"""What every command of the command line shares: how it ends, its options, its progress display."""

@@ -1,0 +1,70 @@
+"""Options that several commands share; every default is the one of ``EngineConfig``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import click
+
+from deepinfer.engine.api import CacheFormat, EngineConfig, PrefillMode, Profile
+
+Command = Callable[..., Any]
+
+
+def example(*lines: str) -> str:
+    """An epilog that click does not re-wrap."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+model_option = click.option(
+    "--model",
+    type=click.Path(path_type=Path, exists=True),
+    help="Checkpoint folder in the released layout.  [default: the bundled model]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout.")
+
+
+def choice_option(flag: str, values: type[StrEnum], about: str) -> Callable[[Command], Command]:
+    """An option over the values of an enum; its default is the one that ``EngineConfig`` has for it."""
+    default = getattr(EngineConfig(), flag.removeprefix("--").replace("-", "_"))
+    names = [item.value for item in values]
+    return click.option(flag, type=click.Choice(names), default=default.value, show_default=True, help=about)
+
+
+profile_option = choice_option("--profile", Profile, "Arithmetic of activations.")
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="CPU threads; the bits do not depend on it.  [default: all cores]",
+)
+
+
+def engine_options(command: Command) -> Command:
+    """Add the options of ``EngineConfig``; the command hands their values to `engine_config`."""
+    cache_format = "Round trips of the caches; none is for comparison with references only."
+    keep = "Trailing rows that mask and compact keep.  [default: window + 8]"
+    for option in (
+        threads_option,
+        click.option("--keep", type=click.IntRange(min=1), help=keep),
+        choice_option("--prefill", PrefillMode, "Which rows the decoder layers compute."),
+        choice_option("--cache-format", CacheFormat, cache_format),
+        profile_option,
+    ):
+        command = option(command)
+    return command
+
+
+def engine_config(
+    profile: str, cache_format: str, prefill: str, keep: int | None, threads: int | None
+) -> EngineConfig:
+    """The config that the options of `engine_options` describe."""
+    return EngineConfig(
+        profile=Profile(profile),
+        cache_format=CacheFormat(cache_format),
+        prefill=PrefillMode(prefill),
+        keep=keep,
+        num_threads=threads,
+    )

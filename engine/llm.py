@@ -1,0 +1,175 @@
+"""The engine's front door: load a checkpoint once, then score and draft token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deepinfer.engine.api import (
+    DraftRequest,
+    DraftResult,
+    EngineConfig,
+    Profile,
+    RequestFailure,
+    ScoreRequest,
+    ScoreResult,
+)
+from deepinfer.engine.batch import Int64
+from deepinfer.engine.checkpoint import open_checkpoint
+from deepinfer.engine.config import load_model_config
+from deepinfer.engine.errors import ConfigError, InputError
+from deepinfer.engine.inspection import require_fit
+from deepinfer.engine.logprobs import ScoreSheet, fill_sheets
+from deepinfer.engine.model.draft import Anchors, Draft
+from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.prefill import prefill_rule
+from deepinfer.engine.requests import checked_ids
+from deepinfer.engine.runner import Wave
+from deepinfer.engine.state import cache_rows
+from deepinfer.engine.tracing import Probe
+from deepinfer.kernels.dispatch import select_ops
+
+BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "mini"
+"""The trained checkpoint that ships with the package."""
+
+
+class LLM:
+    """A loaded model with a fixed engine configuration."""
+
+    def __init__(self, model: Path | None = None, config: EngineConfig | None = None) -> None:
+        """Load a checkpoint folder in the released layout; ``None`` is the bundled checkpoint.
+
+        Raises:
+            ConfigError, CheckpointError, NonFiniteError: the checkpoint is unusable.
+            CapacityError: it does not fit this machine (raised before any allocation).
+        """
+        self.config = EngineConfig() if config is None else config
+        self.model_dir = BUNDLED_MODEL if model is None else Path(model)
+        self.model_config = load_model_config(self.model_dir)
+        self.rule = prefill_rule(self.model_config, self.config.prefill, self.config.keep)
+        require_fit(self.model_config)
+        checkpoint = open_checkpoint(self.model_dir, self.model_config)
+        try:
+            ops = select_ops(
+                self.config.backend,
+                bf16=self.config.profile is Profile.FAST,
+                num_threads=self.config.num_threads,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self._model = Transformer(checkpoint, ops, self.config.cache_format)
+        self._checkpoint = checkpoint
+
+    @cached_property
+    def _draft(self) -> Draft:
+        return Draft(self._checkpoint, self._model, self.config.cache_format)
+
+    @cached_property
+    def model_digest(self) -> str:
+        """SHA-256 (hex) over names and contents of config, tokenizer and weight files."""
+        digest = hashlib.sha256()
+        for path in sorted(self.model_dir.iterdir()):
+            if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":
+                with path.open("rb") as stream:
+                    digest.update(path.name.encode() + b"\0" + hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResult | RequestFailure]:
+        """Log-probabilities of every request, in order; a bad request yields a failure in its place."""
+        return list(self.score_iter(requests))
+
+    def score_iter(self, requests: Iterable[ScoreRequest]) -> Iterator[ScoreResult | RequestFailure]:
+        """As ``score``, lazily.
+
+        Requests are read, run together up to ``max_batch_tokens``, and answered in order.
+        """
+        waiting: list[ScoreSheet | RequestFailure] = []
+        num_tokens = 0
+        for request in requests:
+            ids = checked_ids(request, self.model_config)
+            size = 0 if isinstance(ids, RequestFailure) else len(ids)
+            if waiting and num_tokens + size > self.config.max_batch_tokens:
+                yield from self._finish(waiting)
+                waiting, num_tokens = [], 0
+            waiting.append(ids if isinstance(ids, RequestFailure) else self._sheet(request, ids))
+            num_tokens += size
+        yield from self._finish(waiting)
+
+    def _sheet(self, request: ScoreRequest, ids: Int64) -> ScoreSheet:
+        return ScoreSheet(request, ids, self.rule.low(len(ids)) + 1, self.model_config.vocab_size)
+
+    def _finish(self, waiting: list[ScoreSheet | RequestFailure]) -> Iterator[ScoreResult | RequestFailure]:
+        sheets = [item for item in waiting if isinstance(item, ScoreSheet)]
+        wave = Wave(self._model, None, self.rule, [sheet.token_ids for sheet in sheets])
+        for rows in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens):
+            fill_sheets(self._model, rows, sheets)
+        for item in waiting:
+            yield item.result() if isinstance(item, ScoreSheet) else item
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftResult | RequestFailure]:
+        """Draft blocks for every request, in order, after one prefill of all of them together."""
+        checked = [checked_ids(request, self.model_config) for request in requests]
+        sequences = [ids for ids in checked if not isinstance(ids, RequestFailure)]
+        wave = Wave(self._model, self._draft, self.rule, sequences)
+        last = torch.zeros(len(sequences), self.model_config.hidden_size)
+        for rows in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens):
+            for row, (sequence, position) in enumerate(zip(rows.sequence, rows.positions, strict=True)):
+                if position + 1 == len(sequences[sequence]):
+                    last[sequence] = rows.normed[row]
+        results: list[DraftResult | RequestFailure] = []
+        number = 0
+        for request, ids in zip(requests, checked, strict=True):
+            if isinstance(ids, RequestFailure):
+                results.append(ids)
+            else:
+                results.append(self._propose(request, ids, wave, number, last[number : number + 1]))
+                number += 1
+        return results
+
+    def _propose(
+        self, request: DraftRequest, ids: Int64, wave: Wave, number: int, last: torch.Tensor
+    ) -> DraftResult:
+        positions = np.array(list(request.anchors) or [len(ids)], np.int64)
+        greedy = int(self._model.logits(last)[0].argmax()) if (positions == len(ids)).any() else 0
+        golden = np.array([ids[p] if p < len(ids) else greedy for p in positions], np.int64)
+        base = np.full_like(positions, wave.bases[number])
+        low = np.full_like(positions, self.rule.low(len(ids)))
+        anchors = Anchors(*(torch.from_numpy(part) for part in (golden, positions, base, low)))
+        out = self._draft.propose(anchors, wave.pools)
+        return DraftResult(
+            request_id=request.request_id,
+            anchors=positions.astype(np.int32),
+            tokens=out.tokens.numpy().astype(np.int32),
+            confidences=out.confidences.numpy(),
+            confidence_logits=out.confidence_logits.numpy(),
+            base_logits=out.base_logits.numpy() if request.return_logits else None,
+            logits=out.logits.numpy() if request.return_logits else None,
+        )
+
+    def prefill_state(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
+        """Every cache row that a prefill leaves for decoding, by name (``window.7``, ``main.5``, ...).
+
+        Decoder windows and draft contexts start at the first kept position; everything else covers all
+        positions.
+
+        Raises:
+            InputError: the ids cannot be run.
+        """
+        return cache_rows(self._wave(token_ids), self.config.max_batch_tokens, self.config.max_chunk_tokens)
+
+    def observe(self, token_ids: Sequence[int], probe: Probe) -> None:
+        """Run one sequence and show ``probe`` every named tensor of the pass (see ``engine.tracing``)."""
+        for _ in self._wave(token_ids).run(self.config.max_batch_tokens, self.config.max_chunk_tokens, probe):
+            pass
+
+    def _wave(self, token_ids: Sequence[int]) -> Wave:
+        ids = checked_ids(DraftRequest(request_id="sequence", token_ids=token_ids), self.model_config)
+        if isinstance(ids, RequestFailure):
+            raise InputError(ids.reason)
+        return Wave(self._model, self._draft, self.rule, [ids])

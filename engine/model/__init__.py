@@ -1,0 +1,1 @@
+"""The layers of the DeepSeek-V4.1-Flash architecture, one file per mechanism."""

@@ -1,0 +1,116 @@
+"""One backbone layer: Engram, attention site, MoE site (model.md section 2.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.engine.batch import Int64, Rows, Step
+from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.checkpoint import Checkpoint
+from deepinfer.engine.model.attention import AttentionWeights
+from deepinfer.engine.model.compressor import Compressor
+from deepinfer.engine.model.engram import EngramLayer
+from deepinfer.engine.model.engram_hash import EngramHash
+from deepinfer.engine.model.hyper import HyperSite, Streams
+from deepinfer.engine.model.indexer import Indexer, Selection
+from deepinfer.engine.model.moe import MoeLayer
+from deepinfer.engine.model.rope import RopeTable
+from deepinfer.engine.tracing import Probe
+from deepinfer.kernels.interface import Ops
+
+
+@dataclass(frozen=True)
+class Block:
+    """All weights of one backbone layer."""
+
+    layer: int
+    ratio: int
+    kv_source: int | None
+    attn_norm: torch.Tensor
+    ffn_norm: torch.Tensor
+    attn_site: HyperSite
+    ffn_site: HyperSite
+    attention: AttentionWeights
+    compressor: Compressor | None
+    indexer: Indexer | None
+    engram: EngramLayer | None
+    moe: MoeLayer
+    eps: float
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, layer: int, round_cache: bool, ops: Ops) -> Block:
+        """Read ``layers.{layer}.*``."""
+        config = checkpoint.config
+        prefix = f"layers.{layer}"
+        slot = config.engram_slot(layer)
+        is_source, has_index = config.is_kv_source(layer), config.is_index_source(layer)
+        return cls(
+            layer=layer,
+            ratio=config.compress_ratio(layer),
+            kv_source=config.kv_source(layer),
+            attn_norm=checkpoint.weight(f"{prefix}.attn_norm.weight"),
+            ffn_norm=checkpoint.weight(f"{prefix}.ffn_norm.weight"),
+            attn_site=HyperSite.load(checkpoint, prefix, "attn", ops),
+            ffn_site=HyperSite.load(checkpoint, prefix, "ffn", ops),
+            attention=AttentionWeights.load(checkpoint, prefix, layer, round_cache, ops),
+            compressor=Compressor.load(checkpoint, layer, round_cache, ops) if is_source else None,
+            indexer=Indexer.load(checkpoint, layer, round_cache, ops) if has_index else None,
+            engram=None if slot is None else EngramLayer.load(checkpoint, layer, slot, ops),
+            moe=MoeLayer.load(checkpoint, prefix, config.n_routed_experts, config.num_experts_per_tok, ops),
+            eps=config.rms_norm_eps,
+        )
+
+    def remember(
+        self, ops: Ops, streams: Streams, hashes: EngramHash | None, history: Int64, probe: Probe
+    ) -> Streams:
+        """Add the Engram, if the layer has one; ``pre`` stays."""
+        if self.engram is None or hashes is None:
+            return streams
+        return Streams(self.engram.forward(ops, streams.x, hashes, history, probe), streams.pre)
+
+    def compress(
+        self, ops: Ops, streams: Streams, step: Step, pools: CachePools, rope: RopeTable, probe: Probe
+    ) -> None:
+        """Write compressed entries of ALL rows of the step.
+
+        The decoder boundary does only this for skipped rows.
+        """
+        if self.compressor is not None:
+            x = ops.rms_norm(ops.hc_collapse(streams.x, streams.pre), self.attn_norm, self.eps)
+            self.compressor.forward(ops, x, step, pools, rope, probe)
+
+    def forward(
+        self, ops: Ops, streams: Streams, rows: Rows, pools: CachePools, rope: RopeTable, selection:
+        Selection,
+        probe: Probe,
+    ) -> Streams:  # fmt: skip
+        """Attention and MoE of ``rows``; ``compress`` must have run for the step."""
+
+        def attend(y: torch.Tensor) -> torch.Tensor:
+            x = ops.rms_norm(y, self.attn_norm, self.eps)
+            probe("attn_in", self.layer, x)
+            qr = self.attention.query_latent(ops, x)
+            q = self.attention.queries(ops, qr, rows.positions, rope)
+            window = pools.window[self.layer]
+            window[rows.slots] = self.attention.window_latent(ops, x, rows.positions, rope, probe)
+            if self.indexer is not None:
+                self.indexer.forward(ops, x, qr, rows, pools, rope, selection, probe)
+            if self.kv_source is None:
+                main, main_slots = window, torch.empty(len(x), 0, dtype=torch.int64)
+            else:
+                assert selection.entries is not None
+                main = pools.main[self.kv_source]
+                entries = selection.entries.to(torch.int64)
+                main_slots = torch.where(entries >= 0, entries + rows.entry_base(self.ratio)[:, None], -1)
+            mixed = ops.sparse_attention(q, window, rows.window, main, main_slots, self.attention.sink)
+            out = self.attention.output(ops, mixed, rows.positions, rope)
+            probe("attn_out", self.layer, out)
+            return out
+
+        def experts(y: torch.Tensor) -> torch.Tensor:
+            return self.moe.forward(ops, ops.rms_norm(y, self.ffn_norm, self.eps), self.layer, probe)
+
+        streams = self.attn_site.run(ops, streams, self.layer, attend, probe)
+        return self.ffn_site.run(ops, streams, self.layer, experts, probe)

@@ -1,0 +1,102 @@
+"""Compressor of a KV source layer: completed groups of tokens become latents, cache entries and index keys.
+
+model.md sections 3.3 and 4.1. A token whose group is incomplete leaves its fp32 value and score as state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.engine.batch import Step
+from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.checkpoint import Checkpoint
+from deepinfer.engine.model.rope import RopeTable
+from deepinfer.engine.tracing import Probe
+from deepinfer.kernels.interface import Ops, PackedWeight
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """Weights of one compressor with its index-key projection."""
+
+    layer: int
+    ratio: int
+    wkv: PackedWeight
+    wgate: PackedWeight | None
+    norm: torch.Tensor
+    index_wk: PackedWeight
+    index_norm: torch.Tensor
+    eps: float
+    round_cache: bool
+    fp4: bool
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, layer: int, round_cache: bool, ops: Ops) -> Compressor:
+        """Read ``layers.{layer}.attn.compressor.*`` and the key part of its indexer."""
+        config = checkpoint.config
+        prefix = f"layers.{layer}.attn"
+        ratio = config.compress_ratio(layer)
+        wgate = (
+            ops.pack_linear(checkpoint.weight(f"{prefix}.compressor.wgate.weight")) if ratio == 2 else None
+        )
+        return cls(
+            layer=layer,
+            ratio=ratio,
+            wkv=ops.pack_linear(checkpoint.weight(f"{prefix}.compressor.wkv.weight")),
+            wgate=wgate,
+            norm=checkpoint.weight(f"{prefix}.compressor.norm.weight"),
+            index_wk=ops.pack_linear(checkpoint.weight(f"{prefix}.indexer.wk.weight")),
+            index_norm=checkpoint.weight(f"{prefix}.indexer.k_norm.weight"),
+            eps=config.rms_norm_eps,
+            round_cache=round_cache,
+            fp4=config.use_fp4_sparse_kv,
+        )
+
+    def forward(
+        self, ops: Ops, x: torch.Tensor, step: Step, pools: CachePools, rope: RopeTable, probe: Probe
+    ) -> None:
+        """Write the entries that ``x`` [T, D], the normalised input of all rows of the step, completes."""
+        positions, base = step.encoder.positions, step.encoder.base
+        if self.ratio == 1:
+            pooled, entries, entry_base = ops.linear(x, self.wkv), positions, base
+        else:
+            pooled, completed = self._pool(ops, x, step, pools)
+            entries, entry_base = positions[completed] // 2, base[completed] // 2
+        if pooled.shape[0] == 0:
+            return
+        latent = ops.rms_norm(pooled, self.norm, self.eps)
+        slots, group_start = entry_base + entries, entries * self.ratio
+        main = ops.rotate_(latent.clone()[:, None], rope.cos, rope.sin, group_start)[:, 0]
+        keys = ops.rms_norm(ops.linear(latent, self.index_wk), self.index_norm, self.eps)
+        keys = ops.rotate_(keys[:, None], rope.cos, rope.sin, group_start)[:, 0]
+        if self.round_cache:
+            main = ops.fp4_(main) if self.fp4 else ops.mxfp8_(main)
+            keys = ops.mxfp4_(keys)
+        probe("compressed_kv", self.layer, main)
+        probe("index_key", self.layer, keys)
+        pools.main[self.layer][slots] = main
+        pools.index_keys[self.layer][slots] = keys
+
+    def _pool(
+        self, ops: Ops, x: torch.Tensor, step: Step, pools: CachePools
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pooled pairs [J, C] and the row of each pair's second token, int64 [J]."""
+        values, scores = ops.linear_fp32(x, self.wkv), ops.linear_fp32(x, self.wgate)
+        pending_values, pending_scores = pools.pending[self.layer]
+        completed = (step.encoder.positions % 2 == 1).nonzero()[:, 0]
+        first = completed - 1
+        value_pairs = torch.stack([values[first], values[completed]], 1)
+        score_pairs = torch.stack([scores[first], scores[completed]], 1)
+        row = 0
+        for chunk in step.chunks:
+            if chunk.start % 2 == 1:  # the partner of the first row came in an earlier step
+                pair = int(torch.searchsorted(completed, row))
+                value_pairs[pair, 0] = pending_values[chunk.sequence]
+                score_pairs[pair, 0] = pending_scores[chunk.sequence]
+            row += chunk.end - chunk.start
+            if chunk.end % 2 == 1:
+                pending_values[chunk.sequence] = values[row - 1]
+                pending_scores[chunk.sequence] = scores[row - 1]
+        return ops.pool_pairs(value_pairs, score_pairs), completed

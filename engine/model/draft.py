@@ -1,0 +1,188 @@
+"""DSpark: three small layers draft a block of tokens from features of the last backbone layers.
+
+model.md section 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.engine.api import CacheFormat
+from deepinfer.engine.batch import Rows
+from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.checkpoint import Checkpoint
+from deepinfer.engine.model.attention import AttentionWeights
+from deepinfer.engine.model.hyper import HyperSite, Streams, initial_streams
+from deepinfer.engine.model.moe import MoeLayer
+from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.tracing import Probe, no_probe
+from deepinfer.kernels.interface import Ops, PackedWeight
+
+_CONFIDENCE_CLAMP = 60.0
+
+
+@dataclass(frozen=True)
+class DraftBlock:
+    """One draft stage: a window-only layer whose queries see context latents and the whole drafted block."""
+
+    stage: int
+    attn_norm: torch.Tensor
+    ffn_norm: torch.Tensor
+    attn_site: HyperSite
+    ffn_site: HyperSite
+    attention: AttentionWeights
+    moe: MoeLayer
+    eps: float
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, stage: int, round_cache: bool, ops: Ops) -> DraftBlock:
+        """Read ``mtp.{stage}.*``."""
+        config = checkpoint.config
+        prefix = f"mtp.{stage}"
+        return cls(
+            stage=stage,
+            attn_norm=checkpoint.weight(f"{prefix}.attn_norm.weight"),
+            ffn_norm=checkpoint.weight(f"{prefix}.ffn_norm.weight"),
+            attn_site=HyperSite.load(checkpoint, prefix, "attn", ops),
+            ffn_site=HyperSite.load(checkpoint, prefix, "ffn", ops),
+            attention=AttentionWeights.load(checkpoint, prefix, -1 - stage, round_cache, ops),
+            moe=MoeLayer.load(
+                checkpoint, prefix, config.dspark_n_routed_experts, config.dspark_num_experts_per_tok, ops
+            ),
+            eps=config.rms_norm_eps,
+        )
+
+
+@dataclass(frozen=True)
+class DraftOutput:
+    """Drafts of A anchors, B tokens each.
+
+    Attributes:
+        tokens: int64 [A, 1 + B], golden token first.
+        base_logits: float32 [A, B, V] before the Markov term.
+        logits: float32 [A, B, V] with it.
+        confidence_logits: float32 [A, B] before the sigmoid.
+        confidences: float32 [A, B], estimated probability that the token is accepted if those before it were.
+    """
+
+    tokens: torch.Tensor
+    base_logits: torch.Tensor
+    logits: torch.Tensor
+    confidence_logits: torch.Tensor
+    confidences: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Where blocks start.
+
+    Attributes:
+        golden: int64 [A], known token that begins each block.
+        positions: int64 [A], its position; the context is positions ``[max(low, p - W), p)``.
+        base: int64 [A], pool row of position 0 of its sequence.
+        low: int64 [A], first position whose context is in the cache (0, or the kept rows of a truncated
+            prompt).
+    """
+
+    golden: torch.Tensor
+    positions: torch.Tensor
+    base: torch.Tensor
+    low: torch.Tensor
+
+
+class Draft:
+    """All draft weights, the context writer and the drafting pass."""
+
+    def __init__(self, checkpoint: Checkpoint, target: Transformer, cache_format: CacheFormat) -> None:
+        """Load ``mtp.*``; embedding and head are the backbone's."""
+        config, ops = checkpoint.config, target.ops
+        round_cache = cache_format is CacheFormat.RELEASED
+        stages = config.num_nextn_predict_layers
+        last = f"mtp.{stages - 1}"
+        self.config, self.ops, self.target = config, ops, target
+        self.blocks = [DraftBlock.load(checkpoint, stage, round_cache, ops) for stage in range(stages)]
+        self.main_proj = ops.pack_linear(checkpoint.weight("mtp.0.main_proj.weight"))
+        self.main_norm = checkpoint.weight("mtp.0.main_norm.weight")
+        self.norm = checkpoint.weight(f"{last}.norm.weight")
+        self.markov_embed = checkpoint.weight(f"{last}.markov_head.embed.weight")
+        self.markov_head: PackedWeight = ops.pack_linear(checkpoint.weight(f"{last}.markov_head.head.weight"))
+        self.confidence: PackedWeight = ops.pack_linear(
+            checkpoint.weight(f"{last}.confidence_head.proj.weight")
+        )
+
+    def write_context(
+        self, features: torch.Tensor, rows: Rows, pools: CachePools, probe: Probe = no_probe
+    ) -> None:
+        """Store the context latents of accepted rows, from their features [T, targets * D] (section 7.1)."""
+        ops, rope = self.ops, self.target.plain_rope
+        probe("features", -1, features)
+        context = ops.rms_norm(ops.linear(features, self.main_proj), self.main_norm, self.config.rms_norm_eps)
+        for block, pool in zip(self.blocks, pools.draft_window, strict=True):
+            pool[rows.slots] = block.attention.window_latent(ops, context, rows.positions, rope, probe)
+
+    def propose(self, anchors: Anchors, pools: CachePools, probe: Probe = no_probe) -> DraftOutput:
+        """Draft greedily from every anchor (sections 7.2 to 7.4); caches stay as they are."""
+        config, ops = self.config, self.ops
+        num_anchors, size = anchors.golden.shape[0], config.dspark_block_size
+        token_ids = torch.full((num_anchors, size), config.dspark_noise_token_id, dtype=torch.int64)
+        token_ids[:, 0] = anchors.golden
+        positions = (anchors.positions[:, None] + torch.arange(size)).flatten()
+        streams = initial_streams(self.target.embedding[token_ids.flatten()], config.hc_mult)
+        context, own = self._slots(anchors, size)
+        for block, pool in zip(self.blocks, pools.draft_window, strict=True):
+            streams = self._stage(block, streams, positions, pool, context, own, probe)
+        raw = ops.hc_collapse(streams.x, streams.pre)
+        probe("draft_hidden", -1, raw)
+        normed = ops.rms_norm(raw, self.norm, config.rms_norm_eps)
+        base_logits = self.target.logits(normed).view(num_anchors, size, -1)
+        return self._decode(anchors.golden, raw.view(num_anchors, size, -1), base_logits)
+
+    def _slots(self, anchors: Anchors, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Context slots [A * B, W] in the ring of a stage, and the block's own rows [A * B, B]."""
+        back = torch.arange(-self.config.sliding_window, 0)
+        seen = anchors.positions[:, None] + back
+        context = torch.where(seen >= anchors.low[:, None], anchors.base[:, None] + seen, -1)
+        own = torch.arange(len(anchors.golden) * size).view(-1, size)
+        return context.repeat_interleave(size, 0), own.repeat_interleave(size, 0)
+
+    def _stage(
+        self, block: DraftBlock, streams: Streams, positions: torch.Tensor, pool: torch.Tensor,
+        context: torch.Tensor, own: torch.Tensor, probe: Probe,
+    ) -> Streams:  # fmt: skip
+        ops, rope, layer = self.ops, self.target.plain_rope, -1 - block.stage
+
+        def attend(y: torch.Tensor) -> torch.Tensor:
+            x = ops.rms_norm(y, block.attn_norm, block.eps)
+            q = block.attention.queries(ops, block.attention.query_latent(ops, x), positions, rope)
+            latents = block.attention.window_latent(ops, x, positions, rope, no_probe)
+            mixed = ops.sparse_attention(q, pool, context, latents, own, block.attention.sink)
+            return block.attention.output(ops, mixed, positions, rope)
+
+        def experts(y: torch.Tensor) -> torch.Tensor:
+            return block.moe.forward(ops, ops.rms_norm(y, block.ffn_norm, block.eps), layer, no_probe)
+
+        streams = block.attn_site.run(ops, streams, layer, attend, no_probe)
+        streams = block.ffn_site.run(ops, streams, layer, experts, no_probe)
+        probe("draft_streams", layer, streams.x)
+        return streams
+
+    def _decode(self, golden: torch.Tensor, raw: torch.Tensor, base_logits: torch.Tensor) -> DraftOutput:
+        """The sequential part: each token conditions the next through the Markov head.
+
+        Ties to the lowest id.
+        """
+        ops = self.ops
+        tokens, logits, confidence = [golden], [], []
+        for i in range(base_logits.shape[1]):
+            embedded = self.markov_embed[tokens[-1]]
+            row = ops.add_fp32(base_logits[:, i].contiguous(), ops.linear_fp32(embedded, self.markov_head))
+            score = ops.linear_fp32(torch.cat([raw[:, i], embedded], 1), self.confidence)[:, 0]
+            tokens.append(row.argmax(1))
+            logits.append(row)
+            confidence.append(score.clamp(-_CONFIDENCE_CLAMP, _CONFIDENCE_CLAMP))
+        confidences = torch.stack(confidence, 1)
+        return DraftOutput(
+            torch.stack(tokens, 1), base_logits, torch.stack(logits, 1), confidences, ops.sigmoid(confidences)
+        )

@@ -1,0 +1,101 @@
+"""Index queries and the choice of compressed entries for every query row (model.md sections 4.2 to 4.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from deepinfer.engine.batch import Rows
+from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.checkpoint import Checkpoint
+from deepinfer.engine.model.rope import RopeTable
+from deepinfer.engine.tracing import Probe
+from deepinfer.kernels.interface import Ops, PackedWeight
+
+
+@dataclass
+class Selection:
+    """What the layers of one pass choose for the layers after them, for the same rows.
+
+    Attributes:
+        entries: int32 [T, Ktop] of the latest index source, ascending, -1 after the last.
+        blocks: int32 [T, Nb] candidate blocks of the candidate source, or None before it ran.
+    """
+
+    entries: torch.Tensor | None = field(default=None)
+    blocks: torch.Tensor | None = field(default=None)
+
+    def take(self, rows: torch.Tensor) -> Selection:
+        """Only the given rows."""
+        return Selection(
+            None if self.entries is None else self.entries[rows],
+            None if self.blocks is None else self.blocks[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Query weights of one index source layer."""
+
+    layer: int
+    kv_source: int
+    ratio: int
+    wq_b: PackedWeight
+    weights_proj: PackedWeight
+    num_heads: int
+    head_dim: int
+    top: int
+    num_blocks: int
+    block_size: int
+    within_candidates: bool
+    round_cache: bool
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, layer: int, round_cache: bool, ops: Ops) -> Indexer:
+        """Read the query part of ``layers.{layer}.attn.indexer.*``."""
+        config = checkpoint.config
+        prefix = f"layers.{layer}.attn.indexer"
+        kv_source = config.kv_source(layer)
+        assert kv_source is not None
+        candidate = config.candidate_source_layer_id
+        return cls(
+            layer=layer,
+            kv_source=kv_source,
+            ratio=config.compress_ratio(layer),
+            wq_b=ops.pack_linear(checkpoint.weight(f"{prefix}.wq_b.weight")),
+            weights_proj=ops.pack_linear(checkpoint.weight(f"{prefix}.weights_proj.weight")),
+            num_heads=config.index_n_heads,
+            head_dim=config.index_head_dim,
+            top=config.index_topk,
+            num_blocks=config.candidate_topk_blocks if layer == candidate else 0,
+            block_size=max(config.candidate_block_size, 1),
+            within_candidates=candidate is not None and layer > candidate,
+            round_cache=round_cache,
+        )
+
+    def forward(
+        self, ops: Ops, x: torch.Tensor, qr: torch.Tensor, rows: Rows, pools: CachePools, rope: RopeTable,
+        selection: Selection, probe: Probe,
+    ) -> None:  # fmt: skip
+        """Update ``selection`` from the attention input ``x`` [T, D] and the query latent ``qr`` [T, Q]."""
+        q = ops.linear(qr, self.wq_b).view(-1, self.num_heads, self.head_dim)
+        q = ops.rotate_(q, rope.cos, rope.sin, rows.positions)
+        if self.round_cache:
+            q = ops.mxfp4_(q)
+        probe("index_query", self.layer, q)
+        w = ops.scale(ops.linear(x, self.weights_proj), (self.head_dim * self.num_heads) ** -0.5)
+        keys = pools.index_keys[self.kv_source]
+        base, visible = rows.entry_base(self.ratio), rows.visible(self.ratio)
+        if self.within_candidates and selection.blocks is not None:
+            selection.entries = ops.index_select_within(
+                q, w, keys, base, visible, selection.blocks, self.block_size, self.top
+            )
+        else:
+            selection.entries, blocks = ops.index_select(
+                q, w, keys, base, visible, self.top, self.num_blocks, self.block_size
+            )
+            if self.num_blocks:
+                selection.blocks = blocks
+                probe("candidate_blocks", self.layer, blocks)
+        probe("index_topk", self.layer, selection.entries)

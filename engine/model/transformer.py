@@ -1,0 +1,120 @@
+"""The backbone: embedding, encoder layers on all rows, decoder layers on the kept rows, head.
+
+model.md sections 2, 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from deepinfer.engine.api import CacheFormat
+from deepinfer.engine.batch import Step
+from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.checkpoint import Checkpoint
+from deepinfer.engine.model.block import Block
+from deepinfer.engine.model.engram_hash import EngramHash
+from deepinfer.engine.model.engram_vocabulary import build_vocabulary_map
+from deepinfer.engine.model.hyper import Streams, initial_streams
+from deepinfer.engine.model.indexer import Selection
+from deepinfer.engine.model.rope import RopeTable, rope_frequencies
+from deepinfer.engine.tracing import Probe, no_probe
+from deepinfer.kernels.interface import Ops
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Result of a pass over the kept rows of a step.
+
+    Attributes:
+        normed: float32 [T', D], input of the head.
+        features: float32 [T', targets * D], draft conditioning features, or None if not asked for.
+    """
+
+    normed: torch.Tensor
+    features: torch.Tensor | None
+
+
+class Transformer:
+    """All weights of the backbone and the pass over them."""
+
+    def __init__(self, checkpoint: Checkpoint, ops: Ops, cache_format: CacheFormat) -> None:
+        """Load tensor by tensor; Engram tables stay in the memory-mapped file."""
+        config = checkpoint.config
+        round_cache = cache_format is CacheFormat.RELEASED
+        self.config, self.ops = config, ops
+        self.embedding = checkpoint.weight("embed.weight")
+        self.norm = checkpoint.weight("norm.weight")
+        self.head = ops.pack_linear(checkpoint.weight("head.weight"))
+        self.blocks = [
+            Block.load(checkpoint, layer, round_cache, ops) for layer in range(config.num_hidden_layers)
+        ]
+        self.hashes: EngramHash | None = None
+        if config.engram_layer_ids:
+            vocabulary = build_vocabulary_map(checkpoint.directory / "tokenizer.json", config)
+            self.hashes = EngramHash(config, vocabulary)
+        self.plain_rope = RopeTable(rope_frequencies(config.qk_rope_head_dim, config.rope_theta, None))
+        self.scaled_rope = RopeTable(
+            rope_frequencies(config.qk_rope_head_dim, config.compress_rope_theta, config.rope_scaling)
+        )
+
+    @property
+    def history_length(self) -> int:
+        """Ids an Engram hash looks at, own one included."""
+        return self.config.engram_max_ngram_size if self.hashes is not None else 1
+
+    def reserve(self, num_positions: int) -> None:
+        """Make the rotary tables cover positions below ``num_positions``."""
+        self.plain_rope.reserve(num_positions)
+        self.scaled_rope.reserve(num_positions)
+
+    def rope(self, ratio: int) -> RopeTable:
+        """Rotary table of a layer with compress ratio ``ratio``."""
+        return self.scaled_rope if ratio > 0 else self.plain_rope
+
+    def forward(
+        self, step: Step, pools: CachePools, with_features: bool = False, probe: Probe = no_probe
+    ) -> Hidden:
+        """Run a step, writing the caches of its rows; decoder layers see only ``step.kept``."""
+        ops, config = self.ops, self.config
+        streams = initial_streams(self.embedding[step.token_ids], config.hc_mult)
+        history = np.empty((0, 0), np.int64)
+        if self.hashes is not None:
+            history = self.hashes.compressed_history(step.recent_ids)
+        rows, selection = step.encoder, Selection()
+        features = []
+        for block in self.blocks:
+            rope = self.rope(block.ratio)
+            probe("block_in", block.layer, streams.x)
+            streams = block.remember(ops, streams, self.hashes, history, probe)
+            block.compress(ops, streams, step, pools, rope, probe)
+            if block.layer == config.decoder_start:
+                rows = step.decoder
+                if (
+                    step.kept.shape[0] == 0
+                ):  # a chunk before the kept rows: its compressed entries were all it owed
+                    return Hidden(torch.empty(0, config.hidden_size), None)
+                if step.is_truncated:
+                    streams, selection = streams.take(step.kept), selection.take(step.kept)
+            probe("streams", block.layer, streams.x)
+            probe("pre_mix", block.layer, streams.pre)
+            if with_features and block.layer in config.dspark_target_layer_ids:
+                features.append(ops.mean_streams(streams.x))
+            streams = block.forward(ops, streams, rows, pools, rope, selection, probe)
+        return self._finish(streams, features, probe)
+
+    def _finish(self, streams: Streams, features: list[torch.Tensor], probe: Probe) -> Hidden:
+        last = self.config.num_hidden_layers
+        probe("block_in", last, streams.x)
+        probe("streams", last, streams.x)
+        probe("pre_mix", last, streams.pre)
+        collapsed = self.ops.hc_collapse(streams.x, streams.pre)
+        normed = self.ops.rms_norm(collapsed, self.norm, self.config.rms_norm_eps)
+        probe("final_norm", last, normed)
+        return Hidden(normed, torch.cat(features, 1) if features else None)
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """[T, D] -> float32 [T, V]."""
+        return self.ops.linear_fp32(normed, self.head)

@@ -1,0 +1,90 @@
+"""Runs a wave of sequences through the model in steps of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from deepinfer.engine.batch import Chunk, Int64, Step, build_step
+from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.model.draft import Draft
+from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.prefill import PrefillRule
+from deepinfer.engine.tracing import Probe, no_probe
+
+
+@dataclass(frozen=True)
+class HiddenRows:
+    """Normalised hidden rows that a step computed.
+
+    Attributes:
+        normed: float32 [T', D].
+        sequence: int64 [T'], which sequence of the wave a row belongs to.
+        positions: int64 [T'], its position.
+    """
+
+    normed: torch.Tensor
+    sequence: Int64
+    positions: Int64
+
+
+class Wave:
+    """Sequences that share cache pools while they are prefilled."""
+
+    def __init__(
+        self, model: Transformer, draft: Draft | None, rule: PrefillRule, sequences: Sequence[Int64]
+    ) -> None:
+        """Place the sequences in fresh pools; nothing runs yet. ``draft`` also fills the draft caches."""
+        lengths = [
+            len(ids) + len(ids) % 2 for ids in sequences
+        ]  # even, so that entry runs start on whole groups
+        self.model, self.draft, self.rule, self.sequences = model, draft, rule, list(sequences)
+        self.bases = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.pools = CachePools(model.config, int(self.bases[-1]), len(sequences), draft is not None)
+        block = model.config.dspark_block_size if draft is not None else 0
+        model.reserve(max(lengths, default=0) + block + 1)
+
+    def chunks(self, max_rows: int, max_chunk: int | None) -> Iterator[list[Chunk]]:
+        """Cut the sequences, in order, into steps of at most ``max_rows`` rows."""
+        step: list[Chunk] = []
+        room = max_rows
+        for number, ids in enumerate(self.sequences):
+            start = 0
+            while start < len(ids):
+                length = min(len(ids) - start, room, max_chunk or len(ids))
+                step.append(
+                    Chunk(
+                        token_ids=ids,
+                        start=start,
+                        end=start + length,
+                        prompt_length=len(ids),
+                        sequence=number,
+                        base=int(self.bases[number]),
+                    )
+                )
+                start += length
+                room -= length
+                if room == 0 or start < len(ids):  # a sequence has at most one chunk in a step
+                    yield step
+                    step, room = [], max_rows
+        if step:
+            yield step
+
+    def run(
+        self, max_rows: int, max_chunk: int | None = None, probe: Probe = no_probe
+    ) -> Iterator[HiddenRows]:
+        """Prefill everything; yields the rows that the decoder layers computed, step by step."""
+        for chunks in self.chunks(max_rows, max_chunk):
+            step = build_step(chunks, self.rule, self.model.history_length)
+            hidden = self.model.forward(step, self.pools, self.draft is not None, probe)
+            if self.draft is not None and hidden.features is not None:
+                self.draft.write_context(hidden.features, step.decoder, self.pools, probe)
+            yield HiddenRows(hidden.normed, self._sequence_of_rows(step), step.decoder.positions.numpy())
+
+    def _sequence_of_rows(self, step: Step) -> Int64:
+        owners = [np.full(chunk.end - chunk.start, chunk.sequence, np.int64) for chunk in step.chunks]
+        kept: Int64 = np.concatenate(owners)[step.kept.numpy()]
+        return kept

@@ -1,0 +1,1 @@
+"""What to ask of an engine, how to score the answers, and what to store of them."""

@@ -1,0 +1,1 @@
+"""Adapters that let the evaluation ask an engine through one protocol."""

@@ -1,0 +1,225 @@
+"""Sparse attention over window slots and selected compressed slots, with a sink.
+
+model.md sections 3.5 and 3.6.
+
+Legend: T rows, H heads, C latent width, W window slots, K selected slots. Keys and values are the same rows.
+    Per row:
+the visible slots are gathered in slot order; scores are chains over ascending channels; the denominator and
+the output are chains over ascending slots, the sink last in the denominator. A slot of -1 is skipped, which
+equals adding the exact zero it stands for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deepinfer.kernels.cpu.compiled import inlined, kernel
+from deepinfer.kernels.cpu.elementary import exp, to_bf16
+from deepinfer.kernels.cpu.fma_tile import PANEL, TILE_ROWS, make_tile
+from deepinfer.kernels.cpu.workers import Workers
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+HEADS = 4
+KEY_ROWS = 12
+_few_heads = make_tile(KEY_ROWS, 1, HEADS)
+_many_heads = make_tile(TILE_ROWS)
+_values = make_tile(HEADS)
+_ZERO, _LOWEST = np.float32(0.0), np.float32(-np.inf)
+
+
+@inlined
+def _gather(pool: Float32, slots: Int64, count: int, gathered: Float32) -> int:
+    """Copy the visible rows of ``slots`` [n] behind the ``count`` rows already there.
+
+    Returns the new count.
+    """
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if slot >= 0:
+            source, target = pool[slot], gathered[count]
+            for c in range(target.shape[0]):
+                target[c] = source[c]
+            count += 1
+    return count
+
+
+@inlined
+def _scores(
+    q: Float32, gathered: Float32, count: int, rows: Int64, packed: Float32, tile: Float32, z: Float32
+) -> None:
+    """``z[h, j]`` = q[h] . gathered[j] for q [H, C]; heads past H are zero."""
+    num_heads, width = q.shape
+    step, columns = tile.shape
+    base = np.int64(gathered.ctypes.data)
+    queries = np.int64(packed.ctypes.data)
+    for first in range(0, z.shape[0], columns):
+        for h in range(columns):
+            if first + h < num_heads:
+                source = q[first + h]
+                for c in range(width):
+                    packed[c, h] = source[c]
+            else:
+                packed[:, h] = _ZERO
+        for j in range(0, count, step):
+            for r in range(step):
+                rows[r] = base + np.int64(j + r) * width * 4
+            if columns == HEADS:
+                _few_heads(
+                    np.int64(rows.ctypes.data), queries, HEADS, width, np.int64(tile.ctypes.data), HEADS
+                )
+            else:
+                _many_heads(
+                    np.int64(rows.ctypes.data), queries, PANEL, width, np.int64(tile.ctypes.data), PANEL
+                )
+            for h in range(columns):
+                target = z[first + h, j : j + step]
+                for r in range(target.shape[0]):
+                    target[r] = tile[r, h]
+
+
+@inlined
+def _exponentials(z: Float32, scale: np.float32) -> np.float32:
+    """Turn the scores [n] of one head into ``exp(z * scale - M)`` in place.
+
+    Returns M, the largest scaled score.
+    """
+    lanes = np.full(8, _LOWEST, np.float32)
+    whole = z.shape[0] // 8 * 8
+    for start in range(0, whole, 8):
+        part = z[start : start + 8]
+        for lane in range(8):
+            part[lane] = part[lane] * scale
+            lanes[lane] = max(lanes[lane], part[lane])
+    largest = _LOWEST
+    for lane in range(8):
+        largest = max(largest, lanes[lane])
+    for j in range(whole, z.shape[0]):
+        z[j] = z[j] * scale
+        largest = max(largest, z[j])
+    for j in range(z.shape[0]):
+        z[j] = exp(z[j] - largest)
+    return largest
+
+
+@inlined
+def _softmax(z: Float32, count: int, sink: Float32, scale: np.float32, den: Float32) -> None:
+    """Exponentials of all heads in place and their denominators.
+
+    Four chains run side by side, the sink last.
+    """
+    for first in range(0, z.shape[0], HEADS):
+        z0, z1, z2, z3 = z[first, :count], z[first + 1, :count], z[first + 2, :count], z[first + 3, :count]
+        m0, m1 = _exponentials(z0, scale), _exponentials(z1, scale)
+        m2, m3 = _exponentials(z2, scale), _exponentials(z3, scale)
+        t0, t1, t2, t3 = _ZERO, _ZERO, _ZERO, _ZERO
+        for j in range(count):
+            t0 = t0 + z0[j]
+            t1 = t1 + z1[j]
+            t2 = t2 + z2[j]
+            t3 = t3 + z3[j]
+        totals, largest = (t0, t1, t2, t3), (m0, m1, m2, m3)
+        for h in range(min(HEADS, sink.shape[0] - first)):
+            den[first + h] = totals[h] + exp(sink[first + h] - largest[h])
+
+
+@inlined
+def _mix_values(
+    z: Float32,
+    count: int,
+    gathered: Float32,
+    den: Float32,
+    rows: Int64,
+    tile: Float32,
+    bf16: bool,
+    out: Float32,
+) -> None:
+    """``out[h]`` = sum over slots of ``z[h, j] * gathered[j]``, divided by ``den[h]``."""
+    width = gathered.shape[1]
+    values = np.int64(gathered.ctypes.data)
+    for first in range(0, out.shape[0], HEADS):
+        for h in range(HEADS):
+            rows[h] = np.int64(z.ctypes.data) + np.int64(first + h) * z.shape[1] * 4
+        for c in range(0, width, PANEL):
+            _values(
+                np.int64(rows.ctypes.data), values + c * 4, width, count, np.int64(tile.ctypes.data), PANEL
+            )
+            for h in range(min(HEADS, out.shape[0] - first)):
+                target, source, divisor = out[first + h, c : c + PANEL], tile[h], den[first + h]
+                for i in range(PANEL):
+                    y = source[i] / divisor
+                    target[i] = to_bf16(y) if bf16 else y
+
+
+@kernel
+def _attention_kernel(
+    q: Float32, window: Float32, window_slots: Int64, main: Float32, main_slots: Int64, sink: Float32,
+    scale: np.float32, bf16: bool, out: Float32, low: int, high: int,
+) -> None:  # fmt: skip
+    num_heads, width = q.shape[1], q.shape[2]
+    many = num_heads % PANEL == 0
+    columns, step = (PANEL, TILE_ROWS) if many else (HEADS, KEY_ROWS)
+    padded_heads = (num_heads + columns - 1) // columns * columns
+    capacity = window_slots.shape[1] + main_slots.shape[1] + KEY_ROWS
+    gathered = np.zeros((capacity, width), np.float32)
+    z = np.zeros((padded_heads, capacity), np.float32)
+    packed = np.empty((width, columns), np.float32)
+    key_tile = np.empty((step, columns), np.float32)
+    value_tile = np.empty((HEADS, PANEL), np.float32)
+    rows = np.empty(KEY_ROWS, np.int64)
+    den = np.empty(num_heads, np.float32)
+    for row in range(low, high):
+        count = _gather(window, window_slots[row], 0, gathered)
+        count = _gather(main, main_slots[row], count, gathered)
+        if count == 0:
+            out[row] = _ZERO
+        else:
+            _scores(q[row], gathered, count, rows, packed, key_tile, z)
+            _softmax(z, count, sink, scale, den)
+            if bf16:
+                for h in range(num_heads):
+                    weights = z[h, :count]
+                    for j in range(count):
+                        weights[j] = to_bf16(weights[j])
+            _mix_values(z, count, gathered, den, rows, value_tile, bf16, out[row])
+
+
+def sparse_attention(
+    q: torch.Tensor, window: torch.Tensor, window_slots: torch.Tensor, main: torch.Tensor, main_slots:
+        torch.Tensor,
+    sink: torch.Tensor, bf16: bool, workers: Workers,
+) -> torch.Tensor:  # fmt: skip
+    """One softmax over window and selected slots together.
+
+    Args:
+        q: float32 [T, H, C].
+        window: float32 [P, C] pool of sliding-window latents.
+        window_slots: int64 [T, W], pool rows in ascending position, -1 where invisible.
+        main: float32 [P', C] pool of compressed latents (any pool if ``main_slots`` has no columns).
+        main_slots: int64 [T, K], pool rows in ascending entry, -1 where absent.
+        sink: float32 [H], scaled logit without a value.
+
+    Returns:
+        float32 [T, H, C]; a row without any visible slot is zero.
+
+    Raises:
+        ValueError: C is not a multiple of the panel width.
+    """
+    if q.shape[2] % PANEL:
+        raise ValueError(f"sparse_attention: latent width {q.shape[2]} is not a multiple of {PANEL}")
+    queries = q.contiguous().numpy()
+    near, far = window.numpy(), main.numpy()
+    near_slots, far_slots = window_slots.contiguous().numpy(), main_slots.contiguous().numpy()
+    sinks, out = sink.numpy(), np.empty_like(queries)
+    scale = np.float32(queries.shape[2] ** -0.5)
+    workers.run(
+        queries.shape[0],
+        1,
+        lambda low, high: _attention_kernel(
+            queries, near, near_slots, far, far_slots, sinks, scale, bf16, out, low, high
+        ),
+        parts_per_thread=4,
+    )
+    return torch.from_numpy(out)

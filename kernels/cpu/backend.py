@@ -1,0 +1,205 @@
+"""The CPU kernel set: numba kernels with one order per sum, for any vector width and number of threads."""
+
+from __future__ import annotations
+
+import torch
+
+from deepinfer.kernels.cpu import (
+    attention,
+    compress,
+    engram,
+    experts,
+    fake_quant,
+    hyper,
+    indexer,
+    logprobs,
+    norms,
+    pointwise,
+    rope,
+    router,
+)
+from deepinfer.kernels.cpu import linear as linears
+from deepinfer.kernels.cpu.experts import PackedExperts
+from deepinfer.kernels.cpu.linear import PackedLinear
+from deepinfer.kernels.cpu.workers import Workers
+from deepinfer.kernels.interface import LoadExpert
+
+
+class CpuOps:
+    """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
+
+    name = "cpu"
+
+    def __init__(self, bf16: bool, num_threads: int) -> None:
+        """Bind the profile and a team of threads; bits do not depend on the team."""
+        self.bf16 = bf16
+        self.workers = Workers(num_threads)
+
+    def pack_linear(self, weight: torch.Tensor) -> PackedLinear:
+        """See ``Ops``."""
+        return linears.pack_linear(weight)
+
+    def pack_experts(self, num_experts: int, load: LoadExpert) -> PackedExperts:
+        """See ``Ops``."""
+        return experts.pack_experts(num_experts, load)
+
+    def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+        """See ``Ops``."""
+        return linears.linear(x, weight, self.bf16, self.workers)
+
+    def linear_fp32(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
+        """See ``Ops``."""
+        return linears.linear(x, weight, False, self.workers)
+
+    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+        """See ``Ops``."""
+        return norms.rms_norm(x, gain, eps, self.bf16, self.workers)
+
+    def rotate_(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        inverse: bool = False,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return rope.rotate_(x, cos, sin, positions, inverse, self.bf16, self.workers)
+
+    def mxfp8_(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return fake_quant.round_trip_(x, fake_quant.MXFP8, self.workers)
+
+    def mxfp4_(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return fake_quant.round_trip_(x, fake_quant.MXFP4, self.workers)
+
+    def fp4_(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return fake_quant.round_trip_(x, fake_quant.FP4_E4M3, self.workers)
+
+    def hc_mix(
+        self,
+        streams: torch.Tensor,
+        fn: PackedLinear,
+        base: torch.Tensor,
+        scale: torch.Tensor,
+        iterations: int,
+        hc_eps: float,
+        rms_eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return hyper.hc_mix(streams, fn, base, scale, iterations, hc_eps, rms_eps, self.workers)
+
+    def hc_collapse(self, streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return hyper.hc_collapse(streams, pre, self.bf16, self.workers)
+
+    def hc_expand(
+        self, streams: torch.Tensor, out: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return hyper.hc_expand(streams, out, post, comb, self.bf16, self.workers)
+
+    def pool_pairs(self, values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return compress.pool_pairs(values, scores, self.bf16, self.workers)
+
+    def index_select(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        keys: torch.Tensor,
+        base: torch.Tensor,
+        counts: torch.Tensor,
+        top: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return indexer.index_select(
+            q, w, keys, base, counts, top, num_blocks, block_size, self.bf16, self.workers
+        )
+
+    def index_select_within(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        keys: torch.Tensor,
+        base: torch.Tensor,
+        counts: torch.Tensor,
+        blocks: torch.Tensor,
+        block_size: int,
+        top: int,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return indexer.index_select_within(
+            q, w, keys, base, counts, blocks, block_size, top, self.bf16, self.workers
+        )
+
+    def sparse_attention(
+        self,
+        q: torch.Tensor,
+        window: torch.Tensor,
+        window_slots: torch.Tensor,
+        main: torch.Tensor,
+        main_slots: torch.Tensor,
+        sink: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return attention.sparse_attention(
+            q, window, window_slots, main, main_slots, sink, self.bf16, self.workers
+        )
+
+    def route(
+        self, logits: torch.Tensor, bias: torch.Tensor, num_selected: int, normalise: bool, factor: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return router.route(logits, bias, num_selected, normalise, factor, self.workers)
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        experts: PackedExperts,
+        shared: PackedExperts,
+        limit: float,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return _moe(x, expert_ids, weights, experts, shared, limit, self.bf16, self.workers)
+
+    def engram_gate(
+        self, streams: torch.Tensor, kv: torch.Tensor, gains: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return engram.engram_gate(streams, kv, gains, eps, self.bf16, self.workers)
+
+    def mean_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return pointwise.mean_streams(streams, self.bf16, self.workers)
+
+    def add_fp32(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return a + b  # one IEEE addition per element, the same in every implementation
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """See ``Ops``."""
+        return pointwise.scale(x, factor, self.bf16, self.workers)
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return logprobs.log_softmax(logits, self.workers)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return logprobs.token_logprobs(logits, targets, self.workers)
+
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return pointwise.sigmoid(x, self.workers)
+
+
+_moe = experts.moe

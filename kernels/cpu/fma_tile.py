@@ -1,0 +1,137 @@
+"""The inner loop of every strict matrix product: one fma chain per output, written as LLVM vector code.
+
+``out[r, n] = fma(a[r, K-1], b[K-1, n], ... fma(a[r, 0], b[0, n], +0))``: k ascending from zero, one rounding
+per step. Vectors run over output columns and tiles over rows, so a chain is never split, and its value
+depends on neither the tile nor the vector width. numba keeps local arrays in memory, which costs two thirds
+of the speed; as LLVM values the accumulators stay in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba.core import cgutils, types
+
+from deepinfer.kernels.cpu.compiled import emitted
+
+Tile = Callable[..., None]
+"""``tile(rows, b, b_stride, depth, out, out_stride)``, integers all; see ``make_tile``."""
+
+_FLOAT = ir.FloatType()
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+
+
+def _has_avx512() -> bool:
+    """Whether the compilation target has 512-bit vectors and 32 registers (``NUMBA_CPU_*`` respected)."""
+    from numba.core import config
+
+    features = config.CPU_FEATURES  # type: ignore[attr-defined]
+    if features is None and config.CPU_NAME is None:  # type: ignore[attr-defined]
+        features = llvm.get_host_cpu_features().flatten()
+    name = config.CPU_NAME or ""  # type: ignore[attr-defined]
+    return "+avx512f" in (features or "") or "avx512" in name
+
+
+VECTOR = 16 if _has_avx512() else 8
+"""Lanes of one vector."""
+PANEL = 2 * VECTOR
+"""Output columns of one tile, and the width of a packed weight panel."""
+TILE_ROWS = 12 if VECTOR == 16 else 6
+"""Rows of the large tile: with two vectors a row it fills the register file (24 of 32, or 12 of 16)."""
+
+
+def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    vector = a.type
+    function_type = ir.FunctionType(vector, [vector, vector, vector])
+    declare: Any = cgutils.get_or_insert_function
+    function = declare(builder.module, function_type, f"llvm.fma.v{vector.count}f32")
+    return builder.call(function, [a, b, c])
+
+
+def _broadcast(builder: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
+    vector = ir.VectorType(_FLOAT, lanes)
+    single = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
+    mask = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+    return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
+
+
+def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR) -> Tile:
+    """Build ``tile(rows, b, b_stride, depth, out, out_stride)``.
+
+    It computes ``num_rows`` rows of ``num_vectors * lanes`` columns.
+
+    All arguments are integers: ``rows`` the address of ``num_rows`` int64 addresses of float32 rows ``a[r]``;
+    ``b`` the address of float32 ``b[0, 0]`` and ``b_stride`` the distance of its rows in elements; ``depth``
+    is K; ``out`` the address of float32 ``out[0, 0]`` and ``out_stride`` the distance of its rows in
+    elements; overwritten.
+    """
+    vector = ir.VectorType(_FLOAT, lanes)
+
+    def load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+        value = builder.load(builder.inttoptr(address, vector.as_pointer()))
+        value.align = 4
+        return value
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
+        rows, b, b_stride, depth, out, out_stride = args
+        four = ir.Constant(_I64, 4)
+        table = builder.inttoptr(rows, _I64.as_pointer())
+        row_pointers = [
+            builder.inttoptr(builder.load(builder.gep(table, [ir.Constant(_I64, r)])), _FLOAT.as_pointer())
+            for r in range(num_rows)
+        ]
+        step = builder.mul(b_stride, four)
+        entry = builder.block
+        loop = builder.append_basic_block("chain")
+        done = builder.append_basic_block("done")
+        zero = ir.Constant(vector, [0.0] * lanes)
+        builder.cbranch(builder.icmp_signed(">", depth, ir.Constant(_I64, 0)), loop, done)
+
+        builder.position_at_end(loop)
+        k = builder.phi(_I64)
+        address = builder.phi(_I64)
+        sums = [[builder.phi(vector) for _ in range(num_vectors)] for _ in range(num_rows)]
+        k.add_incoming(ir.Constant(_I64, 0), entry)
+        address.add_incoming(b, entry)
+        columns = [
+            load(builder, builder.add(address, ir.Constant(_I64, 4 * lanes * v))) for v in range(num_vectors)
+        ]
+        next_sums = []
+        for r in range(num_rows):
+            a = _broadcast(builder, builder.load(builder.gep(row_pointers[r], [k])), lanes)
+            next_sums.append([_fma(builder, a, columns[v], sums[r][v]) for v in range(num_vectors)])
+        k_next = builder.add(k, ir.Constant(_I64, 1))
+        address_next = builder.add(address, step)
+        k.add_incoming(k_next, loop)
+        address.add_incoming(address_next, loop)
+        for r in range(num_rows):
+            for v in range(num_vectors):
+                sums[r][v].add_incoming(zero, entry)
+                sums[r][v].add_incoming(next_sums[r][v], loop)
+        builder.cbranch(builder.icmp_signed("<", k_next, depth), loop, done)
+
+        builder.position_at_end(done)
+        for r in range(num_rows):
+            for v in range(num_vectors):
+                final = builder.phi(vector)
+                final.add_incoming(zero, entry)
+                final.add_incoming(next_sums[r][v], loop)
+                next_sums[r][v] = final
+        out_step = builder.mul(out_stride, four)
+        for r in range(num_rows):
+            row_start = builder.add(out, builder.mul(out_step, ir.Constant(_I64, r)))
+            for v in range(num_vectors):
+                place = builder.add(row_start, ir.Constant(_I64, 4 * lanes * v))
+                store = builder.store(next_sums[r][v], builder.inttoptr(place, vector.as_pointer()))
+                store.align = 4
+        return context.get_dummy_value()
+
+    @emitted
+    def tile(typingctx: Any, rows: Any, b: Any, b_stride: Any, depth: Any, out: Any, out_stride: Any) -> Any:
+        return types.void(*[types.int64] * 6), codegen
+
+    return cast(Tile, tile)

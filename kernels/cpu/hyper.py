@@ -1,0 +1,253 @@
+"""Manifold-constrained hyper-connections (model.md section 2.2): mixes, Sinkhorn, collapse and expand.
+
+Legend: T rows, S = 4 residual streams, D model width. Sinkhorn runs on sixteen rows side by side; each row's
+    own
+operations keep one order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deepinfer.kernels.cpu.compiled import inlined, kernel
+from deepinfer.kernels.cpu.elementary import exp, fma, rsqrt, sigmoid, to_bf16
+from deepinfer.kernels.cpu.linear import PackedLinear, linear
+from deepinfer.kernels.cpu.norms import square_sums
+from deepinfer.kernels.cpu.workers import Workers
+
+Float32 = npt.NDArray[np.float32]
+LANES = 16
+_ZERO, _TWO = np.float32(0.0), np.float32(2.0)
+
+
+@inlined
+def _normalise_columns(p: Float32, streams: int, eps: np.float32) -> None:
+    for b in range(streams):
+        total = np.zeros(LANES, np.float32)
+        for a in range(streams):
+            for lane in range(LANES):
+                total[lane] = total[lane] + p[a * streams + b, lane]
+        for a in range(streams):
+            for lane in range(LANES):
+                p[a * streams + b, lane] = p[a * streams + b, lane] / (total[lane] + eps)
+
+
+@inlined
+def _normalise_rows(p: Float32, streams: int, eps: np.float32) -> None:
+    for a in range(streams):
+        total = np.zeros(LANES, np.float32)
+        for b in range(streams):
+            for lane in range(LANES):
+                total[lane] = total[lane] + p[a * streams + b, lane]
+        for b in range(streams):
+            for lane in range(LANES):
+                p[a * streams + b, lane] = p[a * streams + b, lane] / (total[lane] + eps)
+
+
+@inlined
+def _softmax_rows(p: Float32, streams: int, eps: np.float32) -> None:
+    for a in range(streams):
+        largest = np.empty(LANES, np.float32)
+        total = np.zeros(LANES, np.float32)
+        for lane in range(LANES):
+            largest[lane] = p[a * streams, lane]
+        for b in range(1, streams):
+            for lane in range(LANES):
+                largest[lane] = max(largest[lane], p[a * streams + b, lane])
+        for b in range(streams):
+            for lane in range(LANES):
+                p[a * streams + b, lane] = exp(p[a * streams + b, lane] - largest[lane])
+                total[lane] = total[lane] + p[a * streams + b, lane]
+        for b in range(streams):
+            for lane in range(LANES):
+                p[a * streams + b, lane] = p[a * streams + b, lane] / total[lane] + eps
+
+
+@inlined
+def _sinkhorn_lanes(p: Float32, streams: int, iterations: int, eps: np.float32) -> None:
+    """``p`` [S * S, LANES], logits in, doubly normalised matrices out; columns are normalised last."""
+    _softmax_rows(p, streams, eps)
+    _normalise_columns(p, streams, eps)
+    for _ in range(iterations - 1):
+        _normalise_rows(p, streams, eps)
+        _normalise_columns(p, streams, eps)
+
+
+@kernel
+def _sinkhorn_kernel(
+    logits: Float32, out: Float32, iterations: int, eps: np.float32, low: int, high: int
+) -> None:
+    streams = logits.shape[1]
+    p = np.zeros((streams * streams, LANES), np.float32)
+    for row in range(low, high, LANES):
+        count = min(LANES, high - row)
+        for i in range(streams * streams):
+            for lane in range(count):
+                p[i, lane] = logits[row + lane, i // streams, i % streams]
+        _sinkhorn_lanes(p, streams, iterations, eps)
+        for i in range(streams * streams):
+            for lane in range(count):
+                out[row + lane, i // streams, i % streams] = p[i, lane]
+
+
+def sinkhorn(logits: torch.Tensor, iterations: int, eps: float, workers: Workers) -> torch.Tensor:
+    """float32 [T, S, S] (input stream, output stream) -> doubly normalised [T, S, S]."""
+    source = logits.contiguous().numpy()
+    out = np.empty_like(source)
+    workers.run(
+        source.shape[0],
+        LANES,
+        lambda low, high: _sinkhorn_kernel(source, out, iterations, np.float32(eps), low, high),
+    )
+    return torch.from_numpy(out)
+
+
+@kernel
+def _mix_kernel(
+    streams: Float32,
+    products: Float32,
+    base: Float32,
+    scale: Float32,
+    iterations: int,
+    hc_eps: np.float32,
+    rms_eps: np.float32,
+    pre: Float32,
+    post: Float32,
+    comb: Float32,
+    low: int,
+    high: int,
+) -> None:
+    num_streams = pre.shape[1]
+    width = np.float32(streams.shape[1])
+    sums = np.empty(8, np.float32)
+    m = np.zeros((products.shape[1], LANES), np.float32)
+    p = np.zeros((num_streams * num_streams, LANES), np.float32)
+    for row in range(low, high, LANES):
+        count = min(LANES, high - row)
+        for part in range(0, count, 8):
+            part_count = min(8, count - part)
+            square_sums(streams, row + part, part_count, sums)
+            for r in range(part_count):
+                factor = rsqrt(sums[r] / width + rms_eps)
+                for i in range(products.shape[1]):
+                    m[i, part + r] = products[row + part + r, i] * factor
+        for n in range(num_streams):
+            for lane in range(count):
+                pre[row + lane, n] = sigmoid(fma(m[n, lane], scale[0], base[n])) + hc_eps
+                post[row + lane, n] = _TWO * sigmoid(
+                    fma(m[num_streams + n, lane], scale[1], base[num_streams + n])
+                )
+        for i in range(num_streams * num_streams):
+            for lane in range(LANES):
+                p[i, lane] = fma(m[2 * num_streams + i, lane], scale[2], base[2 * num_streams + i])
+        _sinkhorn_lanes(p, num_streams, iterations, hc_eps)
+        for i in range(num_streams * num_streams):
+            for lane in range(count):
+                comb[row + lane, i // num_streams, i % num_streams] = p[i, lane]
+
+
+def hc_mix(
+    streams: torch.Tensor,
+    fn: PackedLinear,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    iterations: int,
+    hc_eps: float,
+    rms_eps: float,
+    workers: Workers,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Coefficients of one site from its streams float32 [T, S, D].
+
+    Returns:
+        ``pre`` [T, S], ``post`` [T, S] and ``comb`` [T, S, S] (input stream, output stream), all float32.
+    """
+    num_rows, num_streams, _ = streams.shape
+    flat = streams.reshape(num_rows, -1)
+    products = linear(flat, fn, False, workers).numpy()
+    rows = flat.contiguous().numpy()
+    pre = np.empty((num_rows, num_streams), np.float32)
+    post = np.empty_like(pre)
+    comb = np.empty((num_rows, num_streams, num_streams), np.float32)
+    offsets, factors = base.numpy(), scale.numpy()
+    workers.run(
+        num_rows,
+        LANES,
+        lambda low, high: _mix_kernel(
+            rows, products, offsets, factors, iterations, np.float32(hc_eps), np.float32(rms_eps),
+            pre, post, comb, low, high,
+        ),
+    )  # fmt: skip
+    return torch.from_numpy(pre), torch.from_numpy(post), torch.from_numpy(comb)
+
+
+@kernel
+def _collapse_kernel(streams: Float32, pre: Float32, out: Float32, bf16: bool, low: int, high: int) -> None:
+    for row in range(low, high):
+        target = out[row]
+        target[:] = _ZERO
+        for n in range(pre.shape[1]):
+            factor, source = pre[row, n], streams[row, n]
+            for d in range(target.shape[0]):
+                target[d] = fma(factor, source[d], target[d])
+        if bf16:
+            for d in range(target.shape[0]):
+                target[d] = to_bf16(target[d])
+
+
+def hc_collapse(streams: torch.Tensor, pre: torch.Tensor, bf16: bool, workers: Workers) -> torch.Tensor:
+    """``y[t] = sum over n, ascending, of pre[t, n] * streams[t, n]``: [T, S, D], [T, S] -> [T, D]."""
+    source, factors = streams.contiguous().numpy(), pre.contiguous().numpy()
+    out = np.empty((source.shape[0], source.shape[2]), np.float32)
+    workers.run(source.shape[0], 1, lambda low, high: _collapse_kernel(source, factors, out, bf16, low, high))
+    return torch.from_numpy(out)
+
+
+@kernel
+def _expand_kernel(
+    streams: Float32,
+    out: Float32,
+    post: Float32,
+    comb: Float32,
+    result: Float32,
+    bf16: bool,
+    low: int,
+    high: int,
+) -> None:
+    for row in range(low, high):
+        added = out[row]
+        for b in range(post.shape[1]):
+            target, weight = result[row, b], post[row, b]
+            for d in range(target.shape[0]):
+                target[d] = weight * added[d]
+            for a in range(post.shape[1]):
+                factor, source = comb[row, a, b], streams[row, a]
+                for d in range(target.shape[0]):
+                    target[d] = fma(factor, source[d], target[d])
+            if bf16:
+                for d in range(target.shape[0]):
+                    target[d] = to_bf16(target[d])
+
+
+def hc_expand(
+    streams: torch.Tensor,
+    out: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    bf16: bool,
+    workers: Workers,
+) -> torch.Tensor:
+    """``X'[t, b] = post[t, b] * out[t] + sum over a, ascending, of comb[t, a, b] * X[t, a]``.
+
+    -> [T, S, D].
+    """
+    source, added = streams.contiguous().numpy(), out.contiguous().numpy()
+    posts, combs = post.contiguous().numpy(), comb.contiguous().numpy()
+    result = np.empty_like(source)
+    workers.run(
+        source.shape[0],
+        1,
+        lambda low, high: _expand_kernel(source, added, posts, combs, result, bf16, low, high),
+    )
+    return torch.from_numpy(result)

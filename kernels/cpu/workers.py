@@ -1,0 +1,50 @@
+"""Splits independent items of an op over threads; the split never touches the arithmetic of an item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+
+class Workers:
+    """A fixed number of threads that call ``body(low, high)`` on parts of ``range(num_items)``.
+
+    Kernels release the GIL, so plain threads run in parallel. Every item (a row, a tile, a sequence) is
+    computed whole by one call, which is why the number of threads cannot change a bit.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        """Start ``num_threads - 1`` helpers; the caller's own thread is the last one."""
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        self.num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads - 1, "deepinfer-kernel") if num_threads > 1 else None
+
+    def run(
+        self, num_items: int, grain: int, body: Callable[[int, int], None], parts_per_thread: int = 1
+    ) -> None:
+        """Call ``body`` so that each of ``num_items`` items is covered once.
+
+        Parts are multiples of ``grain``.
+
+        ``parts_per_thread`` above 1 cuts finer and lets a free thread take the next part, for items of
+        uneven cost.
+        """
+        if num_items <= 0:
+            return
+        num_grains = -(-num_items // grain)
+        if self._pool is None or num_grains == 1:
+            body(0, num_items)
+            return
+        parts = min(self.num_threads * parts_per_thread, num_grains)
+        cuts = [min(num_items, (num_grains * part // parts) * grain) for part in range(parts + 1)]
+        waiting = iter(range(parts))  # next() on one iterator is atomic under the GIL
+
+        def drain() -> None:
+            for part in waiting:
+                body(cuts[part], cuts[part + 1])
+
+        helpers = [self._pool.submit(drain) for _ in range(min(parts, self.num_threads) - 1)]
+        drain()
+        for helper in helpers:
+            helper.result()

@@ -1,0 +1,40 @@
+"""Chooses a kernel set by name.
+
+An unknown name or a missing dependency is an error, never another kernel set.
+"""
+
+from __future__ import annotations
+
+import os
+
+from deepinfer.kernels.interface import Ops
+
+KERNEL_SETS = ("cpu", "reference")
+"""Names that ``select_ops`` takes."""
+
+
+def available_threads() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def select_ops(name: str, *, bf16: bool, num_threads: int | None = None) -> Ops:
+    """The kernel set ``name`` bound to a profile.
+
+    Args:
+        name: one of ``KERNEL_SETS``.
+        bf16: profile fast (activations rounded to bfloat16) instead of strict.
+        num_threads: CPU threads, all cores of the process if None; never moves a bit of ``cpu``.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name == "cpu":
+        from deepinfer.kernels.cpu.backend import CpuOps
+
+        return CpuOps(bf16, num_threads or available_threads())
+    if name == "reference":
+        from deepinfer.kernels.reference.backend import ReferenceOps
+
+        return ReferenceOps(bf16)
+    raise ValueError(f"unknown kernel set {name!r}; there are {', '.join(KERNEL_SETS)}")

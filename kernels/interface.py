@@ -1,0 +1,173 @@
+"""The ops of the model: one name, one meaning; every kernel set implements this protocol.
+
+Legend: T packed rows, R sequences, D model width, S residual streams, H heads, C latent width, Hi and Ci
+    index heads
+and width, E experts, k experts a token, V vocabulary, P pool rows, K and N inputs and outputs of a linear.
+
+All activations are float32 tensors. In profile fast (``bf16``) every op rounds its result to bfloat16 where
+model.md section 0.3 says so; the rounded values still travel as float32. An op never changes its inputs,
+except those whose name ends in an underscore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+PackedWeight = Any
+"""Opaque weight of a kernel set, made by its own ``pack_*`` methods."""
+
+LoadExpert = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Expert number -> gate [I, D], up [I, D], down [D, I], float32."""
+
+
+class Ops(Protocol):
+    """A kernel set bound to an arithmetic profile."""
+
+    @property
+    def name(self) -> str:
+        """Kernel set, as reports print it."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether activations are rounded to bfloat16 (profile fast)."""
+
+    def pack_linear(self, weight: torch.Tensor) -> PackedWeight:
+        """Prepare float32 [N, K], or [G, N, K] for a grouped linear."""
+
+    def pack_experts(self, num_experts: int, load: LoadExpert) -> PackedWeight:
+        """Prepare the experts of one layer, loaded one at a time."""
+
+    def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        """[T, G * K] -> [T, G * N], a rounded activation."""
+
+    def linear_fp32(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        """As ``linear``, never rounded: router, ratio-2 compressor, heads."""
+
+    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+        """[T, D] -> [T, D]: ``x * rsqrt(mean(x**2) + eps) * gain``."""
+
+    def rotate_(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        inverse: bool = False,
+    ) -> torch.Tensor:
+        """Rotate the last channels of [T, heads, width] in place (model.md section 3.4)."""
+
+    def mxfp8_(self, x: torch.Tensor) -> torch.Tensor:
+        """Round trip through MXFP8 records in place, groups of 32 (section 8.2)."""
+
+    def mxfp4_(self, x: torch.Tensor) -> torch.Tensor:
+        """Round trip through MXFP4 records in place, groups of 32 (section 8.3)."""
+
+    def fp4_(self, x: torch.Tensor) -> torch.Tensor:
+        """Round trip through FP4 records with e4m3 scales in place, groups of 16 (section 8.4)."""
+
+    def hc_mix(
+        self,
+        streams: torch.Tensor,
+        fn: PackedWeight,
+        base: torch.Tensor,
+        scale: torch.Tensor,
+        iterations: int,
+        hc_eps: float,
+        rms_eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[T, S, D] -> pre [T, S], post [T, S], comb [T, S, S] of one site (section 2.2)."""
+
+    def hc_collapse(self, streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
+        """[T, S, D], [T, S] -> [T, D]."""
+
+    def hc_expand(
+        self, streams: torch.Tensor, out: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, S, D], [T, D] -> [T, S, D]."""
+
+    def pool_pairs(self, values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Two [J, 2, C] -> [J, C], the ratio-2 compressor (section 3.3)."""
+
+    def index_select(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        keys: torch.Tensor,
+        base: torch.Tensor,
+        counts: torch.Tensor,
+        top: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entries [T, top] and candidate blocks [T, num_blocks] among all visible entries.
+
+        Sections 4.3 to 4.5.
+        """
+
+    def index_select_within(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        keys: torch.Tensor,
+        base: torch.Tensor,
+        counts: torch.Tensor,
+        blocks: torch.Tensor,
+        block_size: int,
+        top: int,
+    ) -> torch.Tensor:
+        """Entries [T, top] among those of the candidate blocks."""
+
+    def sparse_attention(
+        self,
+        q: torch.Tensor,
+        window: torch.Tensor,
+        window_slots: torch.Tensor,
+        main: torch.Tensor,
+        main_slots: torch.Tensor,
+        sink: torch.Tensor,
+    ) -> torch.Tensor:
+        """[T, H, C] over pool slots -> [T, H, C] (section 3.6)."""
+
+    def route(
+        self, logits: torch.Tensor, bias: torch.Tensor, num_selected: int, normalise: bool, factor: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, E] -> expert ids [T, k] ascending and weights [T, k] (section 5.1)."""
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        experts: PackedWeight,
+        shared: PackedWeight,
+        limit: float,
+    ) -> torch.Tensor:
+        """[T, D] -> [T, D], routed experts ascending, then the shared one (section 5.2)."""
+
+    def engram_gate(
+        self, streams: torch.Tensor, kv: torch.Tensor, gains: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """[T, S, D], [T, (S + 1) * D] -> [T, S, D] (section 6.4)."""
+
+    def mean_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """[T, S, D] -> [T, D], sum over ascending streams times 1/S (section 7.1)."""
+
+    def add_fp32(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum, never rounded to bfloat16."""
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """``x * float32(factor)``, a rounded activation."""
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """[T, V] -> [T, V]."""
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, V], [T] -> log-probabilities [T] float32 and ranks [T] int32."""
+
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        """Element-wise logistic function, float32."""

@@ -1,0 +1,207 @@
+"""The reference kernel set: plain torch, readable, float32. It defines what an op means, within rounding.
+
+It promises no bits: torch chooses the order of its sums by shape and thread. Use it to check another kernel
+set.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from deepinfer.kernels.interface import LoadExpert
+from deepinfer.kernels.reference import experts as expert_ops
+from deepinfer.kernels.reference import fake_quant, hyper, sparse
+
+
+class ReferenceOps:
+    """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
+
+    name = "reference"
+
+    def __init__(self, bf16: bool) -> None:
+        """Bind the profile."""
+        self.bf16 = bf16
+
+    def _round(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.bfloat16).to(torch.float32) if self.bf16 else x
+
+    def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return weight.to(torch.float32)
+
+    def pack_experts(self, num_experts: int, load: LoadExpert) -> list[tuple[torch.Tensor, ...]]:
+        """See ``Ops``."""
+        return [load(e) for e in range(num_experts)]
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round(self.linear_fp32(x, weight))
+
+    def linear_fp32(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        if weight.ndim == 2:
+            return functional.linear(x, weight)
+        grouped = x.view(x.shape[0], weight.shape[0], weight.shape[2])
+        return torch.einsum("tgk,gnk->tgn", grouped, weight).reshape(x.shape[0], -1)
+
+    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain)
+
+    def rotate_(
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        inverse: bool = False,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        num_pairs = cos.shape[1]
+        tail = x[..., x.shape[-1] - 2 * num_pairs :].view(*x.shape[:-1], num_pairs, 2)
+        c, s = cos[positions][:, None], sin[positions][:, None] * (-1.0 if inverse else 1.0)
+        x0, x1 = tail[..., 0].clone(), tail[..., 1].clone()
+        tail[..., 0] = self._round(torch.addcmul(-(x1 * s), x0, c))
+        tail[..., 1] = self._round(torch.addcmul(x1 * c, x0, s))
+        return x
+
+    def mxfp8_(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return x.copy_(fake_quant.mxfp8(x))
+
+    def mxfp4_(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return x.copy_(fake_quant.mxfp4(x))
+
+    def fp4_(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return x.copy_(fake_quant.fp4_e4m3(x))
+
+    def hc_mix(
+        self,
+        streams: torch.Tensor,
+        fn: torch.Tensor,
+        base: torch.Tensor,
+        scale: torch.Tensor,
+        iterations: int,
+        hc_eps: float,
+        rms_eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return hyper.mix(streams, fn, base, scale, iterations, hc_eps, rms_eps)
+
+    def hc_collapse(self, streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round((streams * pre[..., None]).sum(1))
+
+    def hc_expand(
+        self, streams: torch.Tensor, out: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round(post[..., None] * out[:, None] + torch.einsum("tab,tad->tbd", comb, streams))
+
+    def pool_pairs(self, values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round((scores.softmax(1) * values).sum(1))
+
+    def index_select(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        keys: torch.Tensor,
+        base: torch.Tensor,
+        counts: torch.Tensor,
+        top: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return sparse.index_select(q, w, keys, base, counts, top, num_blocks, block_size, self.bf16)
+
+    def index_select_within(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        keys: torch.Tensor,
+        base: torch.Tensor,
+        counts: torch.Tensor,
+        blocks: torch.Tensor,
+        block_size: int,
+        top: int,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return sparse.index_select_within(q, w, keys, base, counts, blocks, block_size, top, self.bf16)
+
+    def sparse_attention(
+        self,
+        q: torch.Tensor,
+        window: torch.Tensor,
+        window_slots: torch.Tensor,
+        main: torch.Tensor,
+        main_slots: torch.Tensor,
+        sink: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round(sparse.attention(q, window, window_slots, main, main_slots, sink, self.bf16))
+
+    def route(
+        self, logits: torch.Tensor, bias: torch.Tensor, num_selected: int, normalise: bool, factor: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return expert_ops.route(logits, bias, num_selected, normalise, factor)
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        experts: list[tuple[torch.Tensor, ...]],
+        shared: list[tuple[torch.Tensor, ...]],
+        limit: float,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round(expert_ops.moe(x, expert_ids, weights, experts, shared, limit, self._round))
+
+    def engram_gate(
+        self, streams: torch.Tensor, kv: torch.Tensor, gains: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        num_rows, num_streams, width = streams.shape
+        keys = kv[:, : num_streams * width].view(num_rows, num_streams, width)
+        value = kv[:, None, num_streams * width :]
+        a = torch.rsqrt(streams.square().mean(-1) + eps)
+        b = torch.rsqrt(keys.square().mean(-1) + eps)
+        score = (streams * gains * keys).sum(-1) * a * b * width**-0.5
+        gate = torch.sigmoid(torch.copysign(score.abs().clamp(min=1e-6).sqrt(), score))
+        return self._round(streams + gate[..., None] * value)
+
+    def mean_streams(self, streams: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round(streams.sum(1) * (1.0 / streams.shape[1]))
+
+    def add_fp32(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return a + b
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._round(x * factor)
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return logits.log_softmax(-1)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        index = targets[:, None]
+        own = logits.gather(1, index)
+        lower = torch.arange(logits.shape[1])[None] < index
+        ranks = ((logits > own) | ((logits == own) & lower)).sum(1, dtype=torch.int32)
+        return logits.log_softmax(-1).gather(1, index)[:, 0], ranks
+
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return torch.sigmoid(x)

@@ -1,0 +1,53 @@
+"""Cache round trips in plain torch (model.md section 8); exact, so every kernel set must give these bytes."""
+
+from __future__ import annotations
+
+import torch
+
+_E2M1_MAX, _E4M3_MAX = 6.0, 448.0
+
+
+def _groups(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[..., C] -> [..., C / size, size]."""
+    return x.reshape(*x.shape[:-1], -1, size)
+
+
+def _round_e2m1(x: torch.Tensor) -> torch.Tensor:
+    """Nearest e2m1 value, ties to the even code, saturating at 6.
+
+    The step is .5 below 2, 1 below 4, then 2.
+    """
+    magnitude = x.abs().clamp(max=_E2M1_MAX)
+    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+    return torch.copysign((magnitude / step).round() * step, x)
+
+
+def _ceil_pow2(v: torch.Tensor) -> torch.Tensor:
+    """Smallest power of two that is at least ``v`` > 0, from the bit pattern (section 8.1)."""
+    exponent = ((v.view(torch.int32) - 1) >> 23) + 1
+    return (exponent << 23).view(torch.float32)
+
+
+def mxfp8(x: torch.Tensor) -> torch.Tensor:
+    """Groups of 32, power-of-two scale, e4m3 codes: [..., C] -> [..., C]."""
+    groups = _groups(x, 32)
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4)
+    scale = _ceil_pow2(amax * torch.tensor(1.0 / _E4M3_MAX, dtype=torch.float32))
+    codes = (groups / scale).to(torch.float8_e4m3fn).to(torch.float32)
+    return (codes * scale).flatten(-2)
+
+
+def mxfp4(x: torch.Tensor) -> torch.Tensor:
+    """Groups of 32, power-of-two scale, e2m1 codes: [..., C] -> [..., C]."""
+    groups = _groups(x, 32)
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=6.0 * 2.0**-126)
+    scale = _ceil_pow2(amax * torch.tensor(1.0 / _E2M1_MAX, dtype=torch.float32))
+    return (_round_e2m1(groups / scale) * scale).flatten(-2)
+
+
+def fp4_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """Groups of 16, e4m3 scale, e2m1 codes, by true division: [..., C] -> [..., C]."""
+    groups = _groups(x, 16)
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=6.0 * 2.0**-9)
+    scale = (amax / _E2M1_MAX).clamp(max=_E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float32)
+    return (_round_e2m1(groups / scale) * scale).flatten(-2)

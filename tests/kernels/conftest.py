@@ -1,0 +1,49 @@
+"""Kernel sets and random activations of the kernel tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from deepinfer.kernels.dispatch import select_ops
+from deepinfer.kernels.interface import Ops
+
+Draw = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(scope="session", params=[False, True], ids=["strict", "fast"])
+def bf16(request: pytest.FixtureRequest) -> bool:
+    """Both arithmetic profiles."""
+    return bool(request.param)
+
+
+@pytest.fixture(scope="session")
+def cpu(bf16: bool) -> Ops:
+    """The batch-invariant kernels on two threads."""
+    return select_ops("cpu", bf16=bf16, num_threads=2)
+
+
+@pytest.fixture(scope="session")
+def single(bf16: bool) -> Ops:
+    """The same kernels on one thread."""
+    return select_ops("cpu", bf16=bf16, num_threads=1)
+
+
+@pytest.fixture(scope="session")
+def reference(bf16: bool) -> Ops:
+    """The definition."""
+    return select_ops("reference", bf16=bf16)
+
+
+@pytest.fixture
+def draw(bf16: bool) -> Draw:
+    """Normal random tensors, rounded as the profile's activations are."""
+    generator = torch.Generator().manual_seed(20)
+
+    def normal(*shape: int) -> torch.Tensor:
+        values = torch.randn(*shape, generator=generator)
+        return values.to(torch.bfloat16).to(torch.float32) if bf16 else values
+
+    return normal

@@ -1,0 +1,1 @@
+"""The checks of verify, one file per axis along which the bits must not move."""

@@ -1,0 +1,45 @@
+"""Truncated prefill, tier *confidence*: drafts that start from mask and from compact are the same drafts."""
+
+from __future__ import annotations
+
+from deepinfer.engine.api import DraftRequest, PrefillMode
+from deepinfer.verify.check import Check, Tier
+from deepinfer.verify.checks.yoco import not_applicable, truncated_samples
+from deepinfer.verify.context import CheckContext
+from deepinfer.verify.result import CheckResult, Status
+from deepinfer.verify.tally import Tally
+
+NAME = "yoco-confidence"
+
+
+def run(context: CheckContext) -> CheckResult:
+    """Compare draft tokens, logits and confidences at the end of each prompt and a few tokens before it."""
+    if not context.model.supports_truncated_prefill:
+        return not_applicable(NAME)
+    if context.model.num_nextn_predict_layers == 0:
+        return CheckResult(name=NAME, status=Status.NOT_APPLICABLE, detail="this model has no draft layers")
+    tally = Tally(NAME)
+    samples = truncated_samples(context)
+    # All anchors lie in the kept rectangle, where both modes hold the features that a draft reads.
+    requests = [
+        DraftRequest(
+            request_id=sample.sample_id,
+            token_ids=sample.token_ids,
+            anchors=(len(sample.token_ids) - 3, len(sample.token_ids)),
+            return_logits=True,
+        )
+        for sample in samples
+    ]
+    masked = context.varied(prefill=PrefillMode.MASK).draft(requests)
+    compact = context.varied(prefill=PrefillMode.COMPACT).draft(requests)
+    for sample, left, right in zip(samples, masked, compact, strict=True):
+        tally.drafts(f"draft of {sample.sample_id} masked against compact", left, right)
+    return tally.result(f"mask = compact in {tally.num_comparisons} drafted rows, tokens and confidences")
+
+
+CHECK = Check(
+    name=NAME,
+    about="truncated prefill: draft tokens, draft logits and confidences of mask = those of compact",
+    run=run,
+    tier=Tier.CONFIDENCE,
+)

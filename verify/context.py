@@ -1,0 +1,114 @@
+"""What every check works with: the model under test, opened in different ways, and bundled text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from deepinfer.engine.api import EngineConfig, RequestFailure, ScoreRequest, ScoreResult
+from deepinfer.engine.model_config import ModelConfig
+from deepinfer.verify.subject import PlanRows, Sample, Subject, SubjectFactory
+
+# Different lengths, none a multiple of another: they end inside windows, tiles and compression groups.
+BASE_LENGTHS = (300, 257, 129, 383, 191)
+MAX_VARIED = 2
+
+
+class CheckContext:
+    """One model, one configuration, and the engines that checks open from them.
+
+    Attributes:
+        model: the model's configuration.
+        model_name: what a report calls it.
+        engine: the configuration that is verified; checks vary it along their axis.
+        reference_dir: reference outputs of this very model, or None.
+        plan_rows: the engine's planning of truncated prefill for this model.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ModelConfig,
+        engine: EngineConfig,
+        open_subject: SubjectFactory,
+        plan_rows: PlanRows,
+        model_name: str,
+        load_documents: Callable[[], Sequence[Sample]],
+        reference_dir: Path | None,
+    ) -> None:
+        """Nothing is opened yet."""
+        self.model = model
+        self.model_name = model_name
+        self.engine = engine
+        self._load_documents = load_documents
+        self.reference_dir = reference_dir
+        self.plan_rows = plan_rows
+        self._open_subject = open_subject
+        self._varied: dict[EngineConfig, Subject] = {}
+
+    @cached_property
+    def documents(self) -> tuple[Sample, ...]:
+        """Whole bundled documents as token ids; read when first needed."""
+        return tuple(self._load_documents())
+
+    @cached_property
+    def base(self) -> Subject:
+        """The engine as configured, opened once."""
+        return self._open_subject(self.engine)
+
+    def varied(self, **changes: Any) -> Subject:
+        """The engine with some fields of its configuration changed.
+
+        The last two are kept, so that memory holds three engines at most.
+        """
+        config = replace(self.engine, **changes)
+        if config == self.engine:
+            return self.base
+        if config not in self._varied:
+            for oldest in list(self._varied)[: 1 - MAX_VARIED]:
+                del self._varied[oldest]
+            self._varied[config] = self._open_subject(config)
+        return self._varied[config]
+
+    def reopened(self) -> Subject:
+        """The engine as configured, opened afresh."""
+        self._varied.clear()
+        return self._open_subject(self.engine)
+
+    def samples(self, lengths: Sequence[int]) -> list[Sample]:
+        """Beginnings of the documents, one per length, going through the documents in turn."""
+        return [self.sample(index, length) for index, length in enumerate(lengths)]
+
+    def sample(self, index: int, length: int, start: int = 0) -> Sample:
+        """``length`` token ids of document ``index`` (modulo their number) from ``start`` on.
+
+        The length is cut to what the document and the model's positions allow; ``start`` wraps around so that
+        at least one token is left.
+        """
+        document = self.documents[index % len(self.documents)]
+        start %= len(document.token_ids)
+        stop = start + min(length, self.model.max_position_embeddings)
+        return Sample(
+            sample_id=f"{document.sample_id}[{start}:{stop}]", token_ids=document.token_ids[start:stop]
+        )
+
+    @cached_property
+    def base_samples(self) -> list[Sample]:
+        """The samples that the checks of the whole engine share."""
+        return self.samples(BASE_LENGTHS)
+
+    @cached_property
+    def base_results(self) -> list[ScoreResult | RequestFailure]:
+        """Scores of `base_samples` by the engine as configured, with every logits row."""
+        return self.base.score(full_requests(self.base_samples))
+
+
+def full_requests(samples: Sequence[Sample]) -> list[ScoreRequest]:
+    """Requests for every log-probability and every logits row of the samples."""
+    return [
+        ScoreRequest(request_id=sample.sample_id, token_ids=sample.token_ids, return_logits=True)
+        for sample in samples
+    ]

@@ -1,0 +1,94 @@
+"""The real engine as a subject of verification, on the bundled text of the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from deepinfer.engine.api import EngineConfig, PrefillMode
+from deepinfer.engine.bundled import bundled_model_dir
+from deepinfer.engine.config import load_model_config
+from deepinfer.engine.model_config import ModelConfig
+from deepinfer.engine.prefill import prefill_rule
+from deepinfer.eval.tokenizer import TextTokenizer
+from deepinfer.eval.workload import BUNDLED_WORKLOADS, load_workload
+from deepinfer.verify.context import CheckContext
+from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample, Subject
+
+
+def plan_rows_of(model: ModelConfig) -> PlanRows:
+    """The engine's planning of a step for a model."""
+
+    def plan_rows(chunks: Sequence[PlannedChunk], keep: int, mode: PrefillMode) -> DecoderRows:
+        from deepinfer.engine.batch import Chunk, build_step
+
+        step = build_step(
+            [
+                Chunk(
+                    token_ids=np.zeros(chunk.num_tokens, dtype=np.int64),
+                    start=chunk.start,
+                    end=chunk.end,
+                    prompt_length=chunk.num_tokens,
+                    sequence=index,
+                    base=chunk.base,
+                )
+                for index, chunk in enumerate(chunks)
+            ],
+            prefill_rule(model, mode, keep),
+            history=1,
+        )
+        rows = step.decoder
+        return DecoderRows(
+            kept=step.kept.numpy(),
+            positions=rows.positions.numpy(),
+            window=rows.window.numpy(),
+            slots=rows.slots.numpy(),
+            visible=rows.visible(1).numpy(),
+        )
+
+    return plan_rows
+
+
+def bundled_documents(model_dir: Path, model: ModelConfig) -> list[Sample]:
+    """The first document of each bundled workload, as token ids of the checkpoint's own tokenizer.
+
+    Raises:
+        InputError: the checkpoint has no tokenizer that spells these texts.
+    """
+    tokenizer = TextTokenizer(model_dir, model.bos_token_id, model.vocab_size)
+    documents = [load_workload(name).documents[0] for name in BUNDLED_WORKLOADS]
+    return [
+        Sample(
+            sample_id=document.sample_id,
+            token_ids=tuple(tokenizer.encode(document.text, document.sample_id).token_ids.tolist()),
+        )
+        for document in documents
+    ]
+
+
+def open_context(model_dir: Path | None, engine: EngineConfig) -> CheckContext:
+    """Open a checkpoint folder (None: the bundled one); weights and texts are read when first needed.
+
+    Raises:
+        ConfigError: the folder's config.json is unusable.
+    """
+    folder = bundled_model_dir() if model_dir is None else model_dir
+    model = load_model_config(folder)
+
+    def open_subject(config: EngineConfig) -> Subject:
+        from deepinfer.engine.llm import LLM  # brings torch, slow to import
+
+        return LLM(folder, config)
+
+    references = folder / "reference"
+    return CheckContext(
+        model=model,
+        model_name=f"{folder.name} (bundled)" if model_dir is None else str(folder),
+        engine=engine,
+        open_subject=open_subject,
+        plan_rows=plan_rows_of(model),
+        load_documents=lambda: bundled_documents(folder, model),
+        reference_dir=references if (references / "manifest.json").is_file() else None,
+    )

@@ -1,0 +1,75 @@
+"""A verdict as text for a person, and the files that machines read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepinfer.verify.check import Check
+from deepinfer.verify.report_files import render_json, render_junit, render_markdown
+from deepinfer.verify.result import CheckResult, Status, Verdict
+
+__all__ = ["listing_records", "render_json", "render_listing", "render_text", "write_files"]
+
+_MARKS = {
+    Status.SAME: "same",
+    Status.DIFFERENT: "DIFFERENT",
+    Status.UNLOCKED: "UNLOCKED",
+    Status.INCONCLUSIVE: "INCONCLUSIVE",
+    Status.SKIPPED: "SKIPPED",
+    Status.NOT_APPLICABLE: "n/a",
+}
+
+
+def render_text(verdict: Verdict) -> str:
+    """A table of checks, what a person must know besides, and the verdict last."""
+    head = "  ".join(f"{label} {value}" for label, value in verdict.subject.items())
+    rows = [("check", "result", "comparisons", "seconds", "what was found")]
+    rows += [_row(result) for result in verdict.results]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = [
+        f"{name:<{widths[0]}}  {mark:<{widths[1]}}  {count:>{widths[2]}}  {seconds:>{widths[3]}}  {found}"
+        for name, mark, count, seconds, found in rows
+    ]
+    closing = (
+        f"verdict: {verdict.name} ({verdict.num_comparisons:,} comparisons of whole logits rows, "
+        f"{verdict.seconds:.1f} s, exit code {verdict.exit_code})"
+    )
+    return "\n".join([head, "", *lines, "", *verdict.notes, closing])
+
+
+def listing_records(checks: Sequence[Check]) -> list[dict[str, str | bool | None]]:
+    """The checks as records: name, about, tier, needs_model."""
+    return [
+        {
+            "name": check.name,
+            "about": check.about,
+            "tier": check.tier.value if check.tier else None,
+            "needs_model": check.needs_model,
+        }
+        for check in checks
+    ]
+
+
+def render_listing(records: Sequence[dict[str, str | bool | None]]) -> str:
+    """One line per check."""
+    width = max(len(str(record["name"])) for record in records)
+    return "\n".join(f"{record['name']!s:<{width}}  {record['about']}" for record in records)
+
+
+def write_files(verdict: Verdict, *, junit: Path | None, summary: Path | None) -> None:
+    """Write the JUnit file and append the Markdown summary, where asked for.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    if junit is not None:
+        junit.write_text(render_junit(verdict), encoding="utf-8")
+    if summary is not None:
+        with summary.open("a", encoding="utf-8") as file:  # the step may have written there before
+            file.write(render_markdown(verdict))
+
+
+def _row(result: CheckResult) -> tuple[str, str, str, str, str]:
+    count = f"{result.num_comparisons:,}" if result.num_comparisons else "-"
+    return result.name, _MARKS[result.status], count, f"{result.seconds:.1f}", result.detail

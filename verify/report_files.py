@@ -1,0 +1,100 @@
+"""A verdict as JSON, as a JUnit file and as Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+from xml.etree import ElementTree
+
+from deepinfer.verify.result import CheckResult, Status, Verdict
+
+FORMAT_VERSION = 1
+
+
+def render_json(verdict: Verdict) -> str:
+    """The whole verdict; NaN and infinity, which JSON does not have, become null."""
+    record = {
+        "format_version": FORMAT_VERSION,
+        "verdict": verdict.name,
+        "exit_code": verdict.exit_code,
+        "num_comparisons": verdict.num_comparisons,
+        "seconds": verdict.seconds,
+        "subject": verdict.subject,
+        "notes": list(verdict.notes),
+        "checks": [asdict(result) for result in verdict.results],
+    }
+    return json.dumps(_finite(record), indent=2, allow_nan=False)
+
+
+def render_junit(verdict: Verdict) -> str:
+    """One test case per check. What did not run is an error, not a skip: most readers show skips as green."""
+    failures = [result for result in verdict.results if result.status is Status.DIFFERENT]
+    errors = [result for result in verdict.results if _is_error(result)]
+    skips = [result for result in verdict.results if result.status is Status.NOT_APPLICABLE]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="deepinfer verify",
+        tests=str(len(verdict.results)),
+        failures=str(len(failures)),
+        errors=str(len(errors)),
+        skipped=str(len(skips)),
+        time=f"{verdict.seconds:.3f}",
+    )
+    for result in verdict.results:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname="deepinfer.verify",
+            name=result.name,
+            time=f"{result.seconds:.3f}",
+        )
+        tag = {Status.DIFFERENT: "failure", Status.NOT_APPLICABLE: "skipped"}.get(result.status)
+        if tag is None and _is_error(result):
+            tag = "error"
+        if tag is None:
+            ElementTree.SubElement(case, "system-out").text = _printable(result.detail)
+        else:
+            ElementTree.SubElement(case, tag, message=_printable(result.detail), type=result.status.value)
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def render_markdown(verdict: Verdict) -> str:
+    """A short summary for the page of a continuous-integration run."""
+    lines = [
+        f"### deepinfer verify: {verdict.name}",
+        "",
+        "| check | result | comparisons | what was found |",
+        "|---|---|---:|---|",
+    ]
+    for result in verdict.results:
+        status = result.status.value.replace("_", " ")
+        shown = status if result.status is Status.SAME else f"**{status}**"
+        cells = (result.name, shown, f"{result.num_comparisons:,}", _cell(result.detail))
+        lines.append(f"| {' | '.join(cells)} |")
+    subject = ", ".join(f"{label} {value}" for label, value in verdict.subject.items())
+    lines += ["", *(f"{note}  " for note in verdict.notes), f"{subject}, {verdict.seconds:.1f} s", ""]
+    return "\n".join(lines) + "\n"
+
+
+def _is_error(result: CheckResult) -> bool:
+    return result.status in {Status.SKIPPED, Status.INCONCLUSIVE, Status.UNLOCKED}
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _printable(text: str) -> str:
+    """Without the control characters that no XML document may hold."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,158 @@
+"""Runs the checks in an order that lets each one stand on those before it, and gives the verdict."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from deepinfer import __version__
+from deepinfer.engine.api import EngineConfig
+from deepinfer.engine.errors import ConfigError, DeepInferError, NonFiniteError
+from deepinfer.verify.check import Check
+from deepinfer.verify.checks import (
+    batch,
+    nonfinite,
+    reference,
+    rerun,
+    threads,
+    yoco,
+    yoco_draft,
+    yoco_metadata,
+)
+from deepinfer.verify.context import CheckContext
+from deepinfer.verify.live import open_context
+from deepinfer.verify.report import listing_records
+from deepinfer.verify.result import CheckResult, Status, Verdict
+
+# Non-finite values make every comparison meaningless, and a batch that differs says nothing about batching as
+# long as the same question asked twice differs too: hence this order.
+CHECKS: tuple[Check, ...] = (
+    nonfinite.CHECK,
+    rerun.CHECK,
+    reference.CHECK,
+    batch.CHECK,
+    threads.CHECK,
+    yoco_metadata.CHECK,
+    yoco.CHECK,
+    yoco_draft.CHECK,
+)
+NO_BASELINES = (
+    "baselines: none locked (this version has no command that locks them), "
+    "so drift from an earlier version is NOT checked"
+)
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig:
+    """What to verify.
+
+    Attributes:
+        model: checkpoint folder, None for the bundled model.
+        engine: the configuration whose promise is checked.
+        checks: names of the checks to run; empty runs all.
+        tier: run the YOCO check of this tier only.
+    """
+
+    model: Path | None = None
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    checks: tuple[str, ...] = ()
+    tier: str | None = None
+
+
+def describe_checks() -> list[dict[str, str | bool | None]]:
+    """Every check as a record, in the order they run."""
+    return listing_records(CHECKS)
+
+
+def select_checks(config: VerifyConfig) -> tuple[Check, ...]:
+    """The checks that a configuration asks for, in the order they run.
+
+    Raises:
+        ConfigError: a name that is no check, or a check that is not of the tier asked for.
+    """
+    known = {check.name: check for check in CHECKS}
+    unknown = [name for name in config.checks if name not in known]
+    if unknown:
+        raise ConfigError(f"unknown check {unknown[0]!r}; known: {', '.join(known)}")
+    chosen = tuple(
+        check
+        for check in CHECKS
+        if (not config.checks or check.name in config.checks) and config.tier in {None, check.tier}
+    )
+    if not chosen:
+        raise ConfigError(
+            f"none of the checks {', '.join(config.checks)} is of tier {config.tier}; drop one option"
+        )
+    return chosen
+
+
+def run_verify(
+    config: VerifyConfig,
+    progress: Progress = lambda what, done, total: None,
+    open_context: Callable[[Path | None, EngineConfig], CheckContext] = open_context,
+) -> Verdict:
+    """Run the checks that were asked for.
+
+    Args:
+        config: what to verify.
+        progress: told before each check and at the end.
+        open_context: opens the model; tests give their own.
+
+    Raises:
+        DeepInferError: the configuration, the model or the bundled text cannot be used at all.
+    """
+    checks = select_checks(config)
+    started_s = time.perf_counter()
+    context = open_context(config.model, config.engine)
+    if any(check.needs_model for check in checks):
+        progress("loading the model", 0, len(checks))
+        with suppress(NonFiniteError):  # a verdict, which the first check will reach
+            _ = context.base
+    results: list[CheckResult] = []
+    for index, check in enumerate(checks):
+        progress(check.name, index, len(checks))
+        results.append(_run_check(check, context, results))
+    progress("done", len(checks), len(checks))
+    return Verdict(
+        results=tuple(results),
+        subject=_subject(context),
+        notes=(NO_BASELINES,),
+        seconds=time.perf_counter() - started_s,
+    )
+
+
+def _run_check(check: Check, context: CheckContext, before: list[CheckResult]) -> CheckResult:
+    """Run one check; what stops it leaves the question open, and never hides the other checks."""
+    if check.needs_model and any(result.status is Status.INCONCLUSIVE for result in before):
+        return CheckResult(name=check.name, status=Status.SKIPPED, detail="not run: values are not finite")
+    started_s = time.perf_counter()
+    try:
+        result = check.run(context)
+    except NonFiniteError as error:
+        result = CheckResult(name=check.name, status=Status.INCONCLUSIVE, detail=str(error))
+    except DeepInferError as error:
+        result = CheckResult(name=check.name, status=Status.SKIPPED, detail=f"could not run: {error}")
+    return replace(result, seconds=time.perf_counter() - started_s)
+
+
+def _subject(context: CheckContext) -> dict[str, str]:
+    """What was verified; the first line of every report."""
+    engine = context.engine
+    return {
+        "deepinfer": __version__,
+        "model": context.model_name,
+        "profile": engine.profile.value,
+        "caches": engine.cache_format.value,
+        "prefill": engine.prefill.value,
+        "backend": engine.backend,
+        "threads": str(engine.num_threads or "all"),
+        "torch": version("torch"),
+        "machine": f"{platform.machine()} {platform.system()}",
+    }
