@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from deepinfer.engine.api import (
+    CacheFormat,
     DraftRequest,
     DraftResult,
     EngineConfig,
@@ -20,23 +20,33 @@ from deepinfer.engine.api import (
     ScoreRequest,
     ScoreResult,
 )
-from deepinfer.engine.batch import Int64
-from deepinfer.engine.checkpoint import open_checkpoint
+from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.config import load_model_config
 from deepinfer.engine.errors import ConfigError, InputError
-from deepinfer.engine.inspection import require_fit
+from deepinfer.engine.loading import LoadedModel
 from deepinfer.engine.logprobs import ScoreSheet, fill_sheets
 from deepinfer.engine.model.draft import Anchors, Draft
-from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import prefill_rule
 from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.runner import Wave
 from deepinfer.engine.state import cache_rows
+from deepinfer.engine.step_plan import Int64
+from deepinfer.engine.torch_threads import single_torch_thread
 from deepinfer.engine.tracing import Probe
 from deepinfer.kernels.dispatch import select_ops
+from deepinfer.kernels.interface import Ops
 
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "mini"
-"""The trained checkpoint that ships with the package."""
+
+def _ops(config: EngineConfig) -> Ops:
+    try:
+        return select_ops(
+            config.backend,
+            bf16=config.profile is Profile.FAST,
+            round_caches=config.cache_format is CacheFormat.RELEASED,
+            num_threads=config.num_threads,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 class LLM:
@@ -50,35 +60,38 @@ class LLM:
             CapacityError: it does not fit this machine (raised before any allocation).
         """
         self.config = EngineConfig() if config is None else config
-        self.model_dir = BUNDLED_MODEL if model is None else Path(model)
+        self.model_dir = bundled_model_dir() if model is None else Path(model)
         self.model_config = load_model_config(self.model_dir)
         self.rule = prefill_rule(self.model_config, self.config.prefill, self.config.keep)
-        require_fit(self.model_config)
-        checkpoint = open_checkpoint(self.model_dir, self.model_config)
-        try:
-            ops = select_ops(
-                self.config.backend,
-                bf16=self.config.profile is Profile.FAST,
-                num_threads=self.config.num_threads,
+        ops = _ops(self.config)
+        self._loaded = LoadedModel(self.model_dir, self.model_config, ops)
+        self._model = self._loaded.backbone.bound_to(ops)
+
+    def with_config(self, config: EngineConfig) -> LLM:
+        """Another engine on the same weights, without loading them again.
+
+        Raises:
+            ConfigError: the configuration asks for another kernel set, whose weights are packed differently.
+        """
+        if config.backend != self.config.backend:
+            raise ConfigError(
+                f"weights are packed for {self.config.backend}; load the model for {config.backend}"
             )
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        self._model = Transformer(checkpoint, ops, self.config.cache_format)
-        self._checkpoint = checkpoint
+        twin = LLM.__new__(LLM)
+        twin.config, twin.model_dir, twin.model_config = config, self.model_dir, self.model_config
+        twin.rule = prefill_rule(self.model_config, config.prefill, config.keep)
+        twin._loaded = self._loaded
+        twin._model = self._loaded.backbone.bound_to(_ops(config))
+        return twin
 
     @cached_property
     def _draft(self) -> Draft:
-        return Draft(self._checkpoint, self._model, self.config.cache_format)
+        return self._loaded.draft.bound_to(self._model)
 
-    @cached_property
+    @property
     def model_digest(self) -> str:
-        """SHA-256 (hex) over names and contents of config, tokenizer and weight files."""
-        digest = hashlib.sha256()
-        for path in sorted(self.model_dir.iterdir()):
-            if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":
-                with path.open("rb") as stream:
-                    digest.update(path.name.encode() + b"\0" + hashlib.file_digest(stream, "sha256").digest())
-        return digest.hexdigest()
+        """SHA-256 (hex) of the checkpoint's configuration, tokenizer and weights."""
+        return self._loaded.digest
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResult | RequestFailure]:
         """Log-probabilities of every request, in order; a bad request yields a failure in its place."""
@@ -107,13 +120,18 @@ class LLM:
     def _finish(self, waiting: list[ScoreSheet | RequestFailure]) -> Iterator[ScoreResult | RequestFailure]:
         sheets = [item for item in waiting if isinstance(item, ScoreSheet)]
         wave = Wave(self._model, None, self.rule, [sheet.token_ids for sheet in sheets])
-        for rows in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens):
-            fill_sheets(self._model, rows, sheets)
+        with single_torch_thread():
+            for rows in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens):
+                fill_sheets(self._model, rows, sheets)
         for item in waiting:
             yield item.result() if isinstance(item, ScoreSheet) else item
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftResult | RequestFailure]:
         """Draft blocks for every request, in order, after one prefill of all of them together."""
+        with single_torch_thread():
+            return self._drafted(requests)
+
+    def _drafted(self, requests: Sequence[DraftRequest]) -> list[DraftResult | RequestFailure]:
         checked = [checked_ids(request, self.model_config) for request in requests]
         sequences = [ids for ids in checked if not isinstance(ids, RequestFailure)]
         wave = Wave(self._model, self._draft, self.rule, sequences)
@@ -161,12 +179,16 @@ class LLM:
         Raises:
             InputError: the ids cannot be run.
         """
-        return cache_rows(self._wave(token_ids), self.config.max_batch_tokens, self.config.max_chunk_tokens)
+        with single_torch_thread():
+            wave = self._wave(token_ids)
+            return cache_rows(wave, self.config.max_batch_tokens, self.config.max_chunk_tokens)
 
     def observe(self, token_ids: Sequence[int], probe: Probe) -> None:
         """Run one sequence and show ``probe`` every named tensor of the pass (see ``engine.tracing``)."""
-        for _ in self._wave(token_ids).run(self.config.max_batch_tokens, self.config.max_chunk_tokens, probe):
-            pass
+        with single_torch_thread():
+            wave = self._wave(token_ids)
+            for _ in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens, probe):
+                pass
 
     def _wave(self, token_ids: Sequence[int]) -> Wave:
         ids = checked_ids(DraftRequest(request_id="sequence", token_ids=token_ids), self.model_config)

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from deepinfer.engine.api import ScoreRequest, ScoreResult
-from deepinfer.engine.batch import Int64
 from deepinfer.engine.errors import NonFiniteError
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.runner import HiddenRows
+from deepinfer.engine.step_plan import Int64
 
 HEAD_ROWS = 256
 """Rows of logits alive at once; each row is its own sum, so the number moves no bit."""
@@ -90,9 +90,14 @@ def _score_rows(model: Transformer, rows: HiddenRows, sheets: list[ScoreSheet], 
 
 
 def _write(
-    model: Transformer, sheet: ScoreSheet, logits: torch.Tensor, logprobs: np.ndarray, ranks: np.ndarray,
-    mine: Int64, at: Int64,
-) -> None:  # fmt: skip
+    model: Transformer,
+    sheet: ScoreSheet,
+    logits: torch.Tensor,
+    logprobs: np.ndarray,
+    ranks: np.ndarray,
+    mine: Int64,
+    at: Int64,
+) -> None:
     """Copy rows ``mine`` of the batch to positions ``at`` of the sheet.
 
     Position S is the row after the last token.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from deepinfer.engine.api import DraftRequest, RequestFailure, ScoreRequest
-from deepinfer.engine.batch import Int64
 from deepinfer.engine.model_config import ModelConfig
+from deepinfer.engine.step_plan import Int64
 
 
 def checked_ids(request: ScoreRequest | DraftRequest, config: ModelConfig) -> Int64 | RequestFailure:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from deepinfer.engine.batch import Chunk, Int64, Step, build_step
+from deepinfer.engine.batch import Step, build_step
 from deepinfer.engine.cache.pools import CachePools
 from deepinfer.engine.model.draft import Draft
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
+from deepinfer.engine.step_plan import Chunk, Int64
 from deepinfer.engine.tracing import Probe, no_probe
 
 

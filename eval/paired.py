@@ -13,7 +13,7 @@ from deepinfer.eval.rows import SampleRows
 from deepinfer.eval.stats import ClusteredMean, clustered_mean, exact_sum
 from deepinfer.eval.ulp import ulp_distance, ulp_histogram
 
-_COMPARED_COLUMNS = ("logprob", "valid", "rank", "window_id", "top_ids", "top_logprobs")
+_COMPARED_COLUMNS = ("valid", "logprob", "rank", "window_id", "top_ids", "top_logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class FirstDifference:
         sample_id: its sample.
         position: its position.
         token_id: the token.
-        column: the first column in which the rows differ, of ``logprob``, ``valid``, ``rank``, ``window_id``,
+        column: the first column in which the rows differ, of ``valid``, ``logprob``, ``rank``, ``window_id``,
             ``top_ids`` and ``top_logprobs``.
         values: in run A and run B.
         bits: of the two log-probabilities, as unsigned integers; None for other columns.

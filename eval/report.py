@@ -14,9 +14,20 @@ from deepinfer.eval.stats import MIN_DOCUMENTS, Z_95
 
 _SAMPLE_COLUMNS = ("sample", "tokens", "words", "bytes", "nats/token", "token ppl", "bits/byte")
 _CORPUS_COLUMNS = (
-    "workload", "policy", "docs", "tokens", "words", "bytes",
-    "nats/token", "± SE", "token ppl", "± SE", "word ppl", "byte ppl", "bits/byte",
-)  # fmt: skip
+    "workload",
+    "policy",
+    "docs",
+    "tokens",
+    "words",
+    "bytes",
+    "nats/token",
+    "± SE",
+    "token ppl",
+    "± SE",
+    "word ppl",
+    "byte ppl",
+    "bits/byte",
+)
 
 
 def render_eval(result: EvalResult) -> str:
@@ -174,12 +185,14 @@ def _comparison_lines(policy: PolicyComparison) -> list[str]:
 
 
 def _describe_first(first: FirstDifference) -> str:
-    where = f"sample {first.sample_id!r}, position {first.position}, token {first.token_id}: {first.column}"
+    where = f"sample {first.sample_id!r}, position {first.position}, token {first.token_id}:"
+    if first.column == "valid":
+        return f"{where} scored in {'A' if first.values[0] else 'B'} only"
     if first.bits is None:
-        return f"{where} {first.values[0]:g} in A, {first.values[1]:g} in B"
+        return f"{where} {first.column} {first.values[0]:g} in A, {first.values[1]:g} in B"
     sides = [f"{value:.9g} (0x{bits:08x})" for value, bits in zip(first.values, first.bits, strict=True)]
     distance = "beside a NaN" if first.ulp is not None and first.ulp < 0 else f"{first.ulp} ULP apart"
-    return f"{where} {sides[0]} in A, {sides[1]} in B, {distance}"
+    return f"{where} {first.column} {sides[0]} in A, {sides[1]} in B, {distance}"
 
 
 def _count(value: int | None) -> str:

@@ -18,12 +18,13 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def select_ops(name: str, *, bf16: bool, num_threads: int | None = None) -> Ops:
+def select_ops(name: str, *, bf16: bool, round_caches: bool = True, num_threads: int | None = None) -> Ops:
     """The kernel set ``name`` bound to a profile.
 
     Args:
         name: one of ``KERNEL_SETS``.
         bf16: profile fast (activations rounded to bfloat16) instead of strict.
+        round_caches: whether cache round trips round.
         num_threads: CPU threads, all cores of the process if None; never moves a bit of ``cpu``.
 
     Raises:
@@ -32,9 +33,9 @@ def select_ops(name: str, *, bf16: bool, num_threads: int | None = None) -> Ops:
     if name == "cpu":
         from deepinfer.kernels.cpu.backend import CpuOps
 
-        return CpuOps(bf16, num_threads or available_threads())
+        return CpuOps(bf16, round_caches, num_threads or available_threads())
     if name == "reference":
         from deepinfer.kernels.reference.backend import ReferenceOps
 
-        return ReferenceOps(bf16)
+        return ReferenceOps(bf16, round_caches)
     raise ValueError(f"unknown kernel set {name!r}; there are {', '.join(KERNEL_SETS)}")

@@ -34,6 +34,10 @@ class Ops(Protocol):
     def bf16(self) -> bool:
         """Whether activations are rounded to bfloat16 (profile fast)."""
 
+    @property
+    def round_caches(self) -> bool:
+        """Whether ``mxfp8_``, ``mxfp4_`` and ``fp4_`` round; off is for comparisons with references."""
+
     def pack_linear(self, weight: torch.Tensor) -> PackedWeight:
         """Prepare float32 [N, K], or [G, N, K] for a grouped linear."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,20 +12,22 @@ from deepinfer.engine.api import EngineConfig, PrefillMode
 from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.config import load_model_config
 from deepinfer.engine.model_config import ModelConfig
-from deepinfer.engine.prefill import prefill_rule
+from deepinfer.engine.prefill import prefill_rule, visible_entries
+from deepinfer.engine.step_plan import Chunk, plan_step
 from deepinfer.eval.tokenizer import TextTokenizer
 from deepinfer.eval.workload import BUNDLED_WORKLOADS, load_workload
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample, Subject
+
+if TYPE_CHECKING:
+    from deepinfer.engine.llm import LLM
 
 
 def plan_rows_of(model: ModelConfig) -> PlanRows:
     """The engine's planning of a step for a model."""
 
     def plan_rows(chunks: Sequence[PlannedChunk], keep: int, mode: PrefillMode) -> DecoderRows:
-        from deepinfer.engine.batch import Chunk, build_step
-
-        step = build_step(
+        step = plan_step(
             [
                 Chunk(
                     token_ids=np.zeros(chunk.num_tokens, dtype=np.int64),
@@ -41,11 +44,11 @@ def plan_rows_of(model: ModelConfig) -> PlanRows:
         )
         rows = step.decoder
         return DecoderRows(
-            kept=step.kept.numpy(),
-            positions=rows.positions.numpy(),
-            window=rows.window.numpy(),
-            slots=rows.slots.numpy(),
-            visible=rows.visible(1).numpy(),
+            kept=step.kept,
+            positions=rows.positions,
+            window=rows.window,
+            slots=rows.slots,
+            visible=visible_entries(rows.positions, 1),
         )
 
     return plan_rows
@@ -77,10 +80,15 @@ def open_context(model_dir: Path | None, engine: EngineConfig) -> CheckContext:
     folder = bundled_model_dir() if model_dir is None else model_dir
     model = load_model_config(folder)
 
+    opened: list[LLM] = []
+
     def open_subject(config: EngineConfig) -> Subject:
         from deepinfer.engine.llm import LLM  # brings torch, slow to import
 
-        return LLM(folder, config)
+        if opened and opened[0].config.backend == config.backend:
+            return opened[0].with_config(config)
+        opened.insert(0, LLM(folder, config))
+        return opened[0]
 
     references = folder / "reference"
     return CheckContext(

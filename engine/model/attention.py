@@ -28,12 +28,9 @@ class AttentionWeights:
     num_heads: int
     head_dim: int
     eps: float
-    round_cache: bool
 
     @classmethod
-    def load(
-        cls, checkpoint: Checkpoint, prefix: str, layer: int, round_cache: bool, ops: Ops
-    ) -> AttentionWeights:
+    def load(cls, checkpoint: Checkpoint, prefix: str, layer: int, ops: Ops) -> AttentionWeights:
         """Read ``{prefix}.attn.*``."""
         config = checkpoint.config
 
@@ -54,7 +51,6 @@ class AttentionWeights:
             num_heads=config.num_attention_heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
-            round_cache=round_cache,
         )
 
     def query_latent(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +68,7 @@ class AttentionWeights:
         """[T, D] -> [T, C], key and value of each token as its cache record gives it back."""
         latent = ops.rms_norm(ops.linear(x, self.wkv), self.kv_norm, self.eps)
         latent = ops.rotate_(latent[:, None], rope.cos, rope.sin, positions)[:, 0]
-        latent = ops.mxfp8_(latent) if self.round_cache else latent
+        latent = ops.mxfp8_(latent)
         probe("window_kv", self.layer, latent)
         return latent
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deepinfer.engine.batch import Int64, Rows, Step
+from deepinfer.engine.batch import Rows, Step
 from deepinfer.engine.cache.pools import CachePools
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.attention import AttentionWeights
@@ -17,6 +17,7 @@ from deepinfer.engine.model.hyper import HyperSite, Streams
 from deepinfer.engine.model.indexer import Indexer, Selection
 from deepinfer.engine.model.moe import MoeLayer
 from deepinfer.engine.model.rope import RopeTable
+from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.tracing import Probe
 from deepinfer.kernels.interface import Ops
 
@@ -40,7 +41,7 @@ class Block:
     eps: float
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, layer: int, round_cache: bool, ops: Ops) -> Block:
+    def load(cls, checkpoint: Checkpoint, layer: int, ops: Ops) -> Block:
         """Read ``layers.{layer}.*``."""
         config = checkpoint.config
         prefix = f"layers.{layer}"
@@ -54,9 +55,9 @@ class Block:
             ffn_norm=checkpoint.weight(f"{prefix}.ffn_norm.weight"),
             attn_site=HyperSite.load(checkpoint, prefix, "attn", ops),
             ffn_site=HyperSite.load(checkpoint, prefix, "ffn", ops),
-            attention=AttentionWeights.load(checkpoint, prefix, layer, round_cache, ops),
-            compressor=Compressor.load(checkpoint, layer, round_cache, ops) if is_source else None,
-            indexer=Indexer.load(checkpoint, layer, round_cache, ops) if has_index else None,
+            attention=AttentionWeights.load(checkpoint, prefix, layer, ops),
+            compressor=Compressor.load(checkpoint, layer, ops) if is_source else None,
+            indexer=Indexer.load(checkpoint, layer, ops) if has_index else None,
             engram=None if slot is None else EngramLayer.load(checkpoint, layer, slot, ops),
             moe=MoeLayer.load(checkpoint, prefix, config.n_routed_experts, config.num_experts_per_tok, ops),
             eps=config.rms_norm_eps,
@@ -82,10 +83,15 @@ class Block:
             self.compressor.forward(ops, x, step, pools, rope, probe)
 
     def forward(
-        self, ops: Ops, streams: Streams, rows: Rows, pools: CachePools, rope: RopeTable, selection:
-        Selection,
+        self,
+        ops: Ops,
+        streams: Streams,
+        rows: Rows,
+        pools: CachePools,
+        rope: RopeTable,
+        selection: Selection,
         probe: Probe,
-    ) -> Streams:  # fmt: skip
+    ) -> Streams:
         """Attention and MoE of ``rows``; ``compress`` must have run for the step."""
 
         def attend(y: torch.Tensor) -> torch.Tensor:

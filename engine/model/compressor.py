@@ -29,11 +29,10 @@ class Compressor:
     index_wk: PackedWeight
     index_norm: torch.Tensor
     eps: float
-    round_cache: bool
     fp4: bool
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, layer: int, round_cache: bool, ops: Ops) -> Compressor:
+    def load(cls, checkpoint: Checkpoint, layer: int, ops: Ops) -> Compressor:
         """Read ``layers.{layer}.attn.compressor.*`` and the key part of its indexer."""
         config = checkpoint.config
         prefix = f"layers.{layer}.attn"
@@ -50,7 +49,6 @@ class Compressor:
             index_wk=ops.pack_linear(checkpoint.weight(f"{prefix}.indexer.wk.weight")),
             index_norm=checkpoint.weight(f"{prefix}.indexer.k_norm.weight"),
             eps=config.rms_norm_eps,
-            round_cache=round_cache,
             fp4=config.use_fp4_sparse_kv,
         )
 
@@ -71,9 +69,8 @@ class Compressor:
         main = ops.rotate_(latent.clone()[:, None], rope.cos, rope.sin, group_start)[:, 0]
         keys = ops.rms_norm(ops.linear(latent, self.index_wk), self.index_norm, self.eps)
         keys = ops.rotate_(keys[:, None], rope.cos, rope.sin, group_start)[:, 0]
-        if self.round_cache:
-            main = ops.fp4_(main) if self.fp4 else ops.mxfp8_(main)
-            keys = ops.mxfp4_(keys)
+        main = ops.fp4_(main) if self.fp4 else ops.mxfp8_(main)
+        keys = ops.mxfp4_(keys)
         probe("compressed_kv", self.layer, main)
         probe("index_key", self.layer, keys)
         pools.main[self.layer][slots] = main

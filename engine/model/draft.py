@@ -5,11 +5,11 @@ model.md section 7.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
 
-from deepinfer.engine.api import CacheFormat
 from deepinfer.engine.batch import Rows
 from deepinfer.engine.cache.pools import CachePools
 from deepinfer.engine.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ class DraftBlock:
     eps: float
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, stage: int, round_cache: bool, ops: Ops) -> DraftBlock:
+    def load(cls, checkpoint: Checkpoint, stage: int, ops: Ops) -> DraftBlock:
         """Read ``mtp.{stage}.*``."""
         config = checkpoint.config
         prefix = f"mtp.{stage}"
@@ -47,7 +47,7 @@ class DraftBlock:
             ffn_norm=checkpoint.weight(f"{prefix}.ffn_norm.weight"),
             attn_site=HyperSite.load(checkpoint, prefix, "attn", ops),
             ffn_site=HyperSite.load(checkpoint, prefix, "ffn", ops),
-            attention=AttentionWeights.load(checkpoint, prefix, -1 - stage, round_cache, ops),
+            attention=AttentionWeights.load(checkpoint, prefix, -1 - stage, ops),
             moe=MoeLayer.load(
                 checkpoint, prefix, config.dspark_n_routed_experts, config.dspark_num_experts_per_tok, ops
             ),
@@ -95,14 +95,13 @@ class Anchors:
 class Draft:
     """All draft weights, the context writer and the drafting pass."""
 
-    def __init__(self, checkpoint: Checkpoint, target: Transformer, cache_format: CacheFormat) -> None:
+    def __init__(self, checkpoint: Checkpoint, target: Transformer) -> None:
         """Load ``mtp.*``; embedding and head are the backbone's."""
         config, ops = checkpoint.config, target.ops
-        round_cache = cache_format is CacheFormat.RELEASED
         stages = config.num_nextn_predict_layers
         last = f"mtp.{stages - 1}"
         self.config, self.ops, self.target = config, ops, target
-        self.blocks = [DraftBlock.load(checkpoint, stage, round_cache, ops) for stage in range(stages)]
+        self.blocks = [DraftBlock.load(checkpoint, stage, ops) for stage in range(stages)]
         self.main_proj = ops.pack_linear(checkpoint.weight("mtp.0.main_proj.weight"))
         self.main_norm = checkpoint.weight("mtp.0.main_norm.weight")
         self.norm = checkpoint.weight(f"{last}.norm.weight")
@@ -111,6 +110,12 @@ class Draft:
         self.confidence: PackedWeight = ops.pack_linear(
             checkpoint.weight(f"{last}.confidence_head.proj.weight")
         )
+
+    def bound_to(self, target: Transformer) -> Draft:
+        """The same weights beside another binding of the backbone."""
+        twin = copy(self)
+        twin.target, twin.ops = target, target.ops
+        return twin
 
     def write_context(
         self, features: torch.Tensor, rows: Rows, pools: CachePools, probe: Probe = no_probe
@@ -148,9 +153,15 @@ class Draft:
         return context.repeat_interleave(size, 0), own.repeat_interleave(size, 0)
 
     def _stage(
-        self, block: DraftBlock, streams: Streams, positions: torch.Tensor, pool: torch.Tensor,
-        context: torch.Tensor, own: torch.Tensor, probe: Probe,
-    ) -> Streams:  # fmt: skip
+        self,
+        block: DraftBlock,
+        streams: Streams,
+        positions: torch.Tensor,
+        pool: torch.Tensor,
+        context: torch.Tensor,
+        own: torch.Tensor,
+        probe: Probe,
+    ) -> Streams:
         ops, rope, layer = self.ops, self.target.plain_rope, -1 - block.stage
 
         def attend(y: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from deepinfer.engine.batch import Int64
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.engram_hash import EngramHash
+from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.tracing import Probe
 from deepinfer.kernels.interface import Ops, PackedWeight
 

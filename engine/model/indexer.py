@@ -49,10 +49,9 @@ class Indexer:
     num_blocks: int
     block_size: int
     within_candidates: bool
-    round_cache: bool
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, layer: int, round_cache: bool, ops: Ops) -> Indexer:
+    def load(cls, checkpoint: Checkpoint, layer: int, ops: Ops) -> Indexer:
         """Read the query part of ``layers.{layer}.attn.indexer.*``."""
         config = checkpoint.config
         prefix = f"layers.{layer}.attn.indexer"
@@ -71,18 +70,22 @@ class Indexer:
             num_blocks=config.candidate_topk_blocks if layer == candidate else 0,
             block_size=max(config.candidate_block_size, 1),
             within_candidates=candidate is not None and layer > candidate,
-            round_cache=round_cache,
         )
 
     def forward(
-        self, ops: Ops, x: torch.Tensor, qr: torch.Tensor, rows: Rows, pools: CachePools, rope: RopeTable,
-        selection: Selection, probe: Probe,
-    ) -> None:  # fmt: skip
+        self,
+        ops: Ops,
+        x: torch.Tensor,
+        qr: torch.Tensor,
+        rows: Rows,
+        pools: CachePools,
+        rope: RopeTable,
+        selection: Selection,
+        probe: Probe,
+    ) -> None:
         """Update ``selection`` from the attention input ``x`` [T, D] and the query latent ``qr`` [T, Q]."""
         q = ops.linear(qr, self.wq_b).view(-1, self.num_heads, self.head_dim)
-        q = ops.rotate_(q, rope.cos, rope.sin, rows.positions)
-        if self.round_cache:
-            q = ops.mxfp4_(q)
+        q = ops.mxfp4_(ops.rotate_(q, rope.cos, rope.sin, rows.positions))
         probe("index_query", self.layer, q)
         w = ops.scale(ops.linear(x, self.weights_proj), (self.head_dim * self.num_heads) ** -0.5)
         keys = pools.index_keys[self.kv_source]

@@ -5,12 +5,12 @@ model.md sections 2, 10.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from deepinfer.engine.api import CacheFormat
 from deepinfer.engine.batch import Step
 from deepinfer.engine.cache.pools import CachePools
 from deepinfer.engine.checkpoint import Checkpoint
@@ -40,17 +40,14 @@ class Hidden:
 class Transformer:
     """All weights of the backbone and the pass over them."""
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, cache_format: CacheFormat) -> None:
+    def __init__(self, checkpoint: Checkpoint, ops: Ops) -> None:
         """Load tensor by tensor; Engram tables stay in the memory-mapped file."""
         config = checkpoint.config
-        round_cache = cache_format is CacheFormat.RELEASED
         self.config, self.ops = config, ops
         self.embedding = checkpoint.weight("embed.weight")
         self.norm = checkpoint.weight("norm.weight")
         self.head = ops.pack_linear(checkpoint.weight("head.weight"))
-        self.blocks = [
-            Block.load(checkpoint, layer, round_cache, ops) for layer in range(config.num_hidden_layers)
-        ]
+        self.blocks = [Block.load(checkpoint, layer, ops) for layer in range(config.num_hidden_layers)]
         self.hashes: EngramHash | None = None
         if config.engram_layer_ids:
             vocabulary = build_vocabulary_map(checkpoint.directory / "tokenizer.json", config)
@@ -59,6 +56,12 @@ class Transformer:
         self.scaled_rope = RopeTable(
             rope_frequencies(config.qk_rope_head_dim, config.compress_rope_theta, config.rope_scaling)
         )
+
+    def bound_to(self, ops: Ops) -> Transformer:
+        """The same weights under other arithmetic or threads of the same kernel set."""
+        twin = copy(self)
+        twin.ops = ops
+        return twin
 
     @property
     def history_length(self) -> int:

@@ -16,8 +16,10 @@ import numpy.typing as npt
 import torch
 
 from deepinfer.kernels.cpu.compiled import inlined, kernel
-from deepinfer.kernels.cpu.elementary import exp, to_bf16
+from deepinfer.kernels.cpu.elementary import exp
 from deepinfer.kernels.cpu.fma_tile import PANEL, TILE_ROWS, make_tile
+from deepinfer.kernels.cpu.linear import copy_row
+from deepinfer.kernels.cpu.selection import ordered, unordered
 from deepinfer.kernels.cpu.workers import Workers
 
 Float32 = npt.NDArray[np.float32]
@@ -26,35 +28,28 @@ HEADS = 4
 KEY_ROWS = 12
 _few_heads = make_tile(KEY_ROWS, 1, HEADS)
 _many_heads = make_tile(TILE_ROWS)
-_values = make_tile(HEADS)
-_ZERO, _LOWEST = np.float32(0.0), np.float32(-np.inf)
+_values = make_tile(HEADS, gathered=True)
+_ZERO, _INFINITY = np.float32(0.0), np.float32(np.inf)
 
 
 @inlined
-def _gather(pool: Float32, slots: Int64, count: int, gathered: Float32) -> int:
-    """Copy the visible rows of ``slots`` [n] behind the ``count`` rows already there.
-
-    Returns the new count.
-    """
+def _find(pool: Float32, slots: Int64, count: int, keys: Int64) -> int:
+    """Append the addresses of the visible rows of ``slots`` [n] to the ``count`` in ``keys``."""
+    base, step = np.int64(pool.ctypes.data), np.int64(pool.shape[1] * 4)
     for i in range(slots.shape[0]):
-        slot = slots[i]
-        if slot >= 0:
-            source, target = pool[slot], gathered[count]
-            for c in range(target.shape[0]):
-                target[c] = source[c]
+        if slots[i] >= 0:
+            keys[count] = base + slots[i] * step
             count += 1
     return count
 
 
 @inlined
-def _scores(
-    q: Float32, gathered: Float32, count: int, rows: Int64, packed: Float32, tile: Float32, z: Float32
-) -> None:
-    """``z[h, j]`` = q[h] . gathered[j] for q [H, C]; heads past H are zero."""
+def _scores(q: Float32, keys: Int64, count: int, packed: Float32, tall: Float32, z: Float32) -> None:
+    """``z[h, j]`` = q[h] . key[j] for q [H, C]; heads past H are zero. ``tall`` is scratch."""
     num_heads, width = q.shape
-    step, columns = tile.shape
-    base = np.int64(gathered.ctypes.data)
-    queries = np.int64(packed.ctypes.data)
+    columns = tall.shape[1]
+    step = KEY_ROWS if columns == HEADS else TILE_ROWS
+    queries, table = np.int64(packed.ctypes.data), np.int64(keys.ctypes.data)
     for first in range(0, z.shape[0], columns):
         for h in range(columns):
             if first + h < num_heads:
@@ -64,41 +59,25 @@ def _scores(
             else:
                 packed[:, h] = _ZERO
         for j in range(0, count, step):
-            for r in range(step):
-                rows[r] = base + np.int64(j + r) * width * 4
+            target = np.int64(tall.ctypes.data) + np.int64(j * columns) * 4
             if columns == HEADS:
-                _few_heads(
-                    np.int64(rows.ctypes.data), queries, HEADS, width, np.int64(tile.ctypes.data), HEADS
-                )
+                _few_heads(table + j * 8, queries, HEADS, width, target, HEADS)
             else:
-                _many_heads(
-                    np.int64(rows.ctypes.data), queries, PANEL, width, np.int64(tile.ctypes.data), PANEL
-                )
-            for h in range(columns):
-                target = z[first + h, j : j + step]
-                for r in range(target.shape[0]):
-                    target[r] = tile[r, h]
+                _many_heads(table + j * 8, queries, PANEL, width, target, PANEL)
+        for h in range(columns):
+            row = z[first + h, :count]
+            for j in range(row.shape[0]):
+                row[j] = tall[j, h]
 
 
 @inlined
 def _exponentials(z: Float32, scale: np.float32) -> np.float32:
-    """Turn the scores [n] of one head into ``exp(z * scale - M)`` in place.
-
-    Returns M, the largest scaled score.
-    """
-    lanes = np.full(8, _LOWEST, np.float32)
-    whole = z.shape[0] // 8 * 8
-    for start in range(0, whole, 8):
-        part = z[start : start + 8]
-        for lane in range(8):
-            part[lane] = part[lane] * scale
-            lanes[lane] = max(lanes[lane], part[lane])
-    largest = _LOWEST
-    for lane in range(8):
-        largest = max(largest, lanes[lane])
-    for j in range(whole, z.shape[0]):
+    """Turn the scores [n] of one head into ``exp(z * scale - M)`` in place; returns M, the largest."""
+    top = ordered(-_INFINITY)
+    for j in range(z.shape[0]):
         z[j] = z[j] * scale
-        largest = max(largest, z[j])
+        top = max(top, ordered(z[j]))  # integers: a float maximum would not be vectorised
+    largest = unordered(top)
     for j in range(z.shape[0]):
         z[j] = exp(z[j] - largest)
     return largest
@@ -106,10 +85,7 @@ def _exponentials(z: Float32, scale: np.float32) -> np.float32:
 
 @inlined
 def _softmax(z: Float32, count: int, sink: Float32, scale: np.float32, den: Float32) -> None:
-    """Exponentials of all heads in place and their denominators.
-
-    Four chains run side by side, the sink last.
-    """
+    """Exponentials of all heads in place and their denominators; four chains run side by side, sink last."""
     for first in range(0, z.shape[0], HEADS):
         z0, z1, z2, z3 = z[first, :count], z[first + 1, :count], z[first + 2, :count], z[first + 3, :count]
         m0, m1 = _exponentials(z0, scale), _exponentials(z1, scale)
@@ -126,71 +102,75 @@ def _softmax(z: Float32, count: int, sink: Float32, scale: np.float32, den: Floa
 
 
 @inlined
-def _mix_values(
-    z: Float32,
-    count: int,
-    gathered: Float32,
-    den: Float32,
-    rows: Int64,
-    tile: Float32,
-    bf16: bool,
-    out: Float32,
-) -> None:
-    """``out[h]`` = sum over slots of ``z[h, j] * gathered[j]``, divided by ``den[h]``."""
-    width = gathered.shape[1]
-    values = np.int64(gathered.ctypes.data)
+def _mix_values(z: Float32, count: int, keys: Int64, den: Float32, rows: Int64, out: Float32) -> None:
+    """``out[h]`` = sum over slots of ``z[h, j] * key[j]``, divided by ``den[h]``; out is [H padded, C]."""
+    width = out.shape[1]
+    table, target = np.int64(keys.ctypes.data), np.int64(out.ctypes.data)
     for first in range(0, out.shape[0], HEADS):
         for h in range(HEADS):
             rows[h] = np.int64(z.ctypes.data) + np.int64(first + h) * z.shape[1] * 4
         for c in range(0, width, PANEL):
-            _values(
-                np.int64(rows.ctypes.data), values + c * 4, width, count, np.int64(tile.ctypes.data), PANEL
-            )
-            for h in range(min(HEADS, out.shape[0] - first)):
-                target, source, divisor = out[first + h, c : c + PANEL], tile[h], den[first + h]
-                for i in range(PANEL):
-                    y = source[i] / divisor
-                    target[i] = to_bf16(y) if bf16 else y
+            place = target + np.int64(first * width + c) * 4
+            _values(np.int64(rows.ctypes.data), table, c, count, place, width)
+    for h in range(den.shape[0]):
+        row, divisor = out[h], den[h]
+        for c in range(width):
+            row[c] = row[c] / divisor
 
 
 @kernel
 def _attention_kernel(
-    q: Float32, window: Float32, window_slots: Int64, main: Float32, main_slots: Int64, sink: Float32,
-    scale: np.float32, bf16: bool, out: Float32, low: int, high: int,
-) -> None:  # fmt: skip
+    q: Float32,
+    window: Float32,
+    window_slots: Int64,
+    main: Float32,
+    main_slots: Int64,
+    sink: Float32,
+    scale: np.float32,
+    bf16: bool,
+    out: Float32,
+    low: int,
+    high: int,
+) -> None:
     num_heads, width = q.shape[1], q.shape[2]
-    many = num_heads % PANEL == 0
-    columns, step = (PANEL, TILE_ROWS) if many else (HEADS, KEY_ROWS)
+    columns = PANEL if num_heads % PANEL == 0 else HEADS
     padded_heads = (num_heads + columns - 1) // columns * columns
     capacity = window_slots.shape[1] + main_slots.shape[1] + KEY_ROWS
-    gathered = np.zeros((capacity, width), np.float32)
+    keys = np.empty(capacity, np.int64)
+    tall = np.empty((capacity, columns), np.float32)
     z = np.zeros((padded_heads, capacity), np.float32)
     packed = np.empty((width, columns), np.float32)
-    key_tile = np.empty((step, columns), np.float32)
-    value_tile = np.empty((HEADS, PANEL), np.float32)
-    rows = np.empty(KEY_ROWS, np.int64)
+    mixed = np.empty((padded_heads, width), np.float32)
+    rows = np.empty(HEADS, np.int64)
     den = np.empty(num_heads, np.float32)
     for row in range(low, high):
-        count = _gather(window, window_slots[row], 0, gathered)
-        count = _gather(main, main_slots[row], count, gathered)
+        count = _find(window, window_slots[row], 0, keys)
+        count = _find(main, main_slots[row], count, keys)
         if count == 0:
             out[row] = _ZERO
         else:
-            _scores(q[row], gathered, count, rows, packed, key_tile, z)
+            for i in range(count, min(count + KEY_ROWS, capacity)):
+                keys[i] = keys[count - 1]  # a tile reads whole groups of keys
+            _scores(q[row], keys, count, packed, tall, z)
             _softmax(z, count, sink, scale, den)
             if bf16:
                 for h in range(num_heads):
-                    weights = z[h, :count]
-                    for j in range(count):
-                        weights[j] = to_bf16(weights[j])
-            _mix_values(z, count, gathered, den, rows, value_tile, bf16, out[row])
+                    copy_row(z[h], z[h, :count], True)
+            _mix_values(z, count, keys, den, rows, mixed)
+            for h in range(num_heads):
+                copy_row(mixed[h], out[row, h], bf16)
 
 
 def sparse_attention(
-    q: torch.Tensor, window: torch.Tensor, window_slots: torch.Tensor, main: torch.Tensor, main_slots:
-        torch.Tensor,
-    sink: torch.Tensor, bf16: bool, workers: Workers,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    window: torch.Tensor,
+    window_slots: torch.Tensor,
+    main: torch.Tensor,
+    main_slots: torch.Tensor,
+    sink: torch.Tensor,
+    bf16: bool,
+    workers: Workers,
+) -> torch.Tensor:
     """One softmax over window and selected slots together.
 
     Args:

@@ -30,9 +30,9 @@ class CpuOps:
 
     name = "cpu"
 
-    def __init__(self, bf16: bool, num_threads: int) -> None:
+    def __init__(self, bf16: bool, round_caches: bool, num_threads: int) -> None:
         """Bind the profile and a team of threads; bits do not depend on the team."""
-        self.bf16 = bf16
+        self.bf16, self.round_caches = bf16, round_caches
         self.workers = Workers(num_threads)
 
     def pack_linear(self, weight: torch.Tensor) -> PackedLinear:
@@ -68,15 +68,15 @@ class CpuOps:
 
     def mxfp8_(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
-        return fake_quant.round_trip_(x, fake_quant.MXFP8, self.workers)
+        return fake_quant.round_trip_(x, fake_quant.MXFP8, self.workers) if self.round_caches else x
 
     def mxfp4_(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
-        return fake_quant.round_trip_(x, fake_quant.MXFP4, self.workers)
+        return fake_quant.round_trip_(x, fake_quant.MXFP4, self.workers) if self.round_caches else x
 
     def fp4_(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
-        return fake_quant.round_trip_(x, fake_quant.FP4_E4M3, self.workers)
+        return fake_quant.round_trip_(x, fake_quant.FP4_E4M3, self.workers) if self.round_caches else x
 
     def hc_mix(
         self,

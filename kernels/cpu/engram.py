@@ -19,10 +19,16 @@ _ZERO, _GATE_FLOOR = np.float32(0.0), np.float32(1e-6)
 
 @kernel
 def _gate_kernel(
-    streams: Float32, kv: Float32, gains: Float32, eps: np.float32, factor: np.float32, out: Float32, bf16:
-        bool,
-    low: int, high: int,
-) -> None:  # fmt: skip
+    streams: Float32,
+    kv: Float32,
+    gains: Float32,
+    eps: np.float32,
+    factor: np.float32,
+    out: Float32,
+    bf16: bool,
+    low: int,
+    high: int,
+) -> None:
     num_streams, width = streams.shape[1], streams.shape[2]
     count = np.float32(width)
     for row in range(low, high):

@@ -31,13 +31,11 @@ _ZERO = np.float32(0.0)
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """Panels float32 [E, panels, K, PANEL] of gate and up (K = D) and of down (K = I, padded)."""
+    """Panels float32 [E, panels, K, PANEL] of gate and up (K = D) and of down (K = I)."""
 
     gate: Float32
     up: Float32
     down: Float32
-    inner: int
-    width: int
 
 
 def pack_experts(
@@ -45,84 +43,107 @@ def pack_experts(
 ) -> PackedExperts:
     """Pack experts one at a time; ``load(e)`` gives gate [I, D], up [I, D] and down [D, I] of expert e."""
     gate = up = down = None
-    inner = width = 0
     for e in range(num_experts):
         parts = [pack_linear(weight) for weight in load(e)]
         if gate is None or up is None or down is None:
-            inner, width = parts[0].num_outputs, parts[0].num_inputs
             gate, up, down = (np.empty((num_experts, *part.panels.shape[1:]), np.float32) for part in parts)
         gate[e], up[e], down[e] = (part.panels[0] for part in parts)
     if gate is None or up is None or down is None:
         raise ValueError("pack_experts: a layer needs at least one expert")
-    return PackedExperts(gate, up, down, inner, width)
+    return PackedExperts(gate, up, down)
 
 
 @inlined
-def _panel_product(rows: Int64, count: int, panels: Float32, e: int, p: int, tile: Float32) -> None:
-    depth = panels.shape[2]
-    b = np.int64(panels.ctypes.data) + np.int64((e * panels.shape[1] + p) * depth * PANEL) * 4
-    if count == 1:
-        _one_row(np.int64(rows.ctypes.data), b, PANEL, depth, np.int64(tile.ctypes.data), PANEL)
-    else:
-        _full_tile(np.int64(rows.ctypes.data), b, PANEL, depth, np.int64(tile.ctypes.data), PANEL)
-
-
-@inlined
-def _activate(
-    gate: Float32, up: Float32, weight: np.float32, limit: np.float32, bf16: bool, hidden: Float32
+def _products(
+    rows: Int64, count: int, weights: Float32, e: int, out: Float32, group: Int64, tile: Float32
 ) -> None:
-    """``silu(gate) * up * weight`` with the clamp, for as many values as ``hidden`` holds."""
-    for n in range(hidden.shape[0]):
-        g, u = gate[n], up[n]
-        if bf16:
-            g, u = to_bf16(g), to_bf16(u)
-        if limit > _ZERO:
-            g, u = min(g, limit), max(min(u, limit), -limit)
-        h = silu(g) * u * weight
-        hidden[n] = to_bf16(h) if bf16 else h
+    """``out[i]`` = row i (its address in ``rows``) times every panel of expert ``e``, for ``count`` rows.
+
+    ``out`` holds whole panels in its columns; one panel at a time passes over all rows, so that it stays in
+    the first-level cache.
+    """
+    num_panels, depth = weights.shape[1], weights.shape[2]
+    table, scratch = np.int64(group.ctypes.data), np.int64(tile.ctypes.data)
+    stride = out.shape[1]
+    for p in range(num_panels):
+        b = np.int64(weights.ctypes.data) + np.int64((e * num_panels + p) * depth * PANEL) * 4
+        i = 0
+        while i < count:
+            place = np.int64(out.ctypes.data) + np.int64(i * stride + p * PANEL) * 4
+            if i + TILE_ROWS <= count:
+                _full_tile(np.int64(rows.ctypes.data) + i * 8, b, PANEL, depth, place, stride)
+                i += TILE_ROWS
+            elif i + 2 < count:
+                for r in range(TILE_ROWS):
+                    group[r] = rows[min(i + r, count - 1)]
+                _full_tile(table, b, PANEL, depth, scratch, PANEL)
+                for r in range(count - i):
+                    copy_row(tile[r], out[i + r, p * PANEL : (p + 1) * PANEL], False)
+                i = count
+            else:
+                _one_row(np.int64(rows.ctypes.data) + i * 8, b, PANEL, depth, place, stride)
+                i += 1
+
+
+@inlined
+def _activate(gate: Float32, up: Float32, weight: np.float32, limit: np.float32, bf16: bool) -> None:
+    """Replace ``gate`` by ``silu(gate) * up * weight``, with the clamp of section 5.3."""
+    if bf16:
+        for n in range(gate.shape[0]):
+            gate[n], up[n] = to_bf16(gate[n]), to_bf16(up[n])
+    if limit > _ZERO:
+        for n in range(gate.shape[0]):
+            gate[n], up[n] = min(gate[n], limit), max(min(up[n], limit), -limit)
+    for n in range(gate.shape[0]):
+        gate[n] = silu(gate[n]) * up[n] * weight
+    if bf16:
+        for n in range(gate.shape[0]):
+            gate[n] = to_bf16(gate[n])
 
 
 @kernel
 def _experts_kernel(
-    x: Float32, pair_rows: Int64, pair_weights: Float32, task_expert: Int64, task_start: Int64,
-    gate: Float32, up: Float32, down: Float32, inner: int, limit: np.float32, bf16: bool,
-    out: Float32, low: int, high: int,
-) -> None:  # fmt: skip
-    """Tasks ``low .. high``: a task is a run of at most ROWS_PER_TASK (row, expert) pairs of one expert."""
-    width = x.shape[1]
-    rows = np.empty(TILE_ROWS, np.int64)
-    tile_g = np.empty((TILE_ROWS, PANEL), np.float32)
-    tile_u = np.empty((TILE_ROWS, PANEL), np.float32)
-    hidden = np.empty((ROWS_PER_TASK + TILE_ROWS, inner), np.float32)
-    x_base, h_base = np.int64(x.ctypes.data), np.int64(hidden.ctypes.data)
+    x: Float32,
+    pair_rows: Int64,
+    pair_weights: Float32,
+    task_expert: Int64,
+    task_start: Int64,
+    gate: Float32,
+    up: Float32,
+    down: Float32,
+    limit: np.float32,
+    bf16: bool,
+    out: Float32,
+    low: int,
+    high: int,
+) -> None:
+    """Tasks ``low .. high``: a task is a run of at most ROWS_PER_TASK (row, expert) pairs of one expert.
+
+    ``out`` is [pairs, panels of down * PANEL].
+    """
+    inner = gate.shape[1] * PANEL
+    rows = np.empty(ROWS_PER_TASK, np.int64)
+    group = np.empty(TILE_ROWS, np.int64)
+    tile = np.empty((TILE_ROWS, PANEL), np.float32)
+    gates = np.empty((ROWS_PER_TASK, inner), np.float32)
+    ups = np.empty((ROWS_PER_TASK, inner), np.float32)
+    x_base, x_step = np.int64(x.ctypes.data), np.int64(x.shape[1] * 4)
     for task in range(low, high):
         e, first, last = task_expert[task], task_start[task], task_start[task + 1]
-        for p in range(gate.shape[1]):
-            columns = min(PANEL, inner - p * PANEL)
-            pair = first
-            while pair < last:
-                count = min(TILE_ROWS, last - pair)
-                count = 1 if count <= 2 else count
-                for r in range(TILE_ROWS):
-                    rows[r] = x_base + pair_rows[min(pair + r, last - 1)] * width * 4
-                _panel_product(rows, count, gate, e, p, tile_g)
-                _panel_product(rows, count, up, e, p, tile_u)
-                for r in range(count):
-                    target = hidden[pair - first + r, p * PANEL : p * PANEL + columns]
-                    _activate(tile_g[r], tile_u[r], pair_weights[pair + r], limit, bf16, target)
-                pair += count
-        for p in range(down.shape[1]):
-            columns = min(PANEL, width - p * PANEL)
-            pair = first
-            while pair < last:
-                count = min(TILE_ROWS, last - pair)
-                count = 1 if count <= 2 else count
-                for r in range(TILE_ROWS):
-                    rows[r] = h_base + min(pair - first + r, last - first - 1) * inner * 4
-                _panel_product(rows, count, down, e, p, tile_g)
-                for r in range(count):
-                    copy_row(tile_g[r], out[pair + r, p * PANEL : p * PANEL + columns], bf16)
-                pair += count
+        count = last - first
+        for i in range(count):
+            rows[i] = x_base + pair_rows[first + i] * x_step
+        _products(rows, count, gate, e, gates, group, tile)
+        _products(rows, count, up, e, ups, group, tile)
+        for i in range(count):
+            _activate(gates[i], ups[i], pair_weights[first + i], limit, bf16)
+            rows[i] = np.int64(gates.ctypes.data) + np.int64(i * inner) * 4
+        _products(rows, count, down, e, out[first:last], group, tile)
+        if bf16:
+            for pair in range(first, last):
+                row = out[pair]
+                for d in range(row.shape[0]):
+                    row[d] = to_bf16(row[d])
 
 
 @kernel
@@ -143,10 +164,15 @@ def _combine_kernel(
 
 
 def _run_experts(
-    x: Float32, pair_rows: Int64, pair_weights: Float32, counts: Int64, experts: PackedExperts, limit: float,
-        bf16: bool,
+    x: Float32,
+    pair_rows: Int64,
+    pair_weights: Float32,
+    counts: Int64,
+    experts: PackedExperts,
+    limit: float,
+    bf16: bool,
     workers: Workers,
-) -> Float32:  # fmt: skip
+) -> Float32:
     """Outputs [pairs, D] for pairs sorted by expert, ``counts[e]`` pairs of expert e."""
     task_expert, task_start, start = [], [0], 0
     for e, count in enumerate(counts.tolist()):
@@ -154,24 +180,40 @@ def _run_experts(
             task_expert.append(e)
             task_start.append(start + min(count, offset + ROWS_PER_TASK))
         start += count
-    out = np.empty((len(pair_rows), experts.width), np.float32)
+    out = np.empty((len(pair_rows), experts.down.shape[1] * PANEL), np.float32)
     tasks, starts = np.array(task_expert, np.int64), np.array(task_start, np.int64)
     workers.run(
         len(tasks),
         1,
         lambda low, high: _experts_kernel(
-            x, pair_rows, pair_weights, tasks, starts, experts.gate, experts.up, experts.down, experts.inner,
-            np.float32(limit), bf16, out, low, high,
+            x,
+            pair_rows,
+            pair_weights,
+            tasks,
+            starts,
+            experts.gate,
+            experts.up,
+            experts.down,
+            np.float32(limit),
+            bf16,
+            out,
+            low,
+            high,
         ),
-    )  # fmt: skip
+    )
     return out
 
 
 def moe(
-    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: PackedExperts, shared:
-        PackedExperts,
-    limit: float, bf16: bool, workers: Workers,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: PackedExperts,
+    shared: PackedExperts,
+    limit: float,
+    bf16: bool,
+    workers: Workers,
+) -> torch.Tensor:
     """Weighted experts of every row plus the shared expert (model.md section 5.2).
 
     Args:

@@ -59,7 +59,7 @@ def _broadcast(builder: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
 
 
-def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR) -> Tile:
+def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR, gathered: bool = False) -> Tile:
     """Build ``tile(rows, b, b_stride, depth, out, out_stride)``.
 
     It computes ``num_rows`` rows of ``num_vectors * lanes`` columns.
@@ -67,7 +67,8 @@ def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR) -> Tile:
     All arguments are integers: ``rows`` the address of ``num_rows`` int64 addresses of float32 rows ``a[r]``;
     ``b`` the address of float32 ``b[0, 0]`` and ``b_stride`` the distance of its rows in elements; ``depth``
     is K; ``out`` the address of float32 ``out[0, 0]`` and ``out_stride`` the distance of its rows in
-    elements; overwritten.
+    elements; overwritten. With ``gathered`` the rows of ``b`` lie anywhere: ``b`` is the address of K int64
+    row addresses, and ``b_stride`` the first column.
     """
     vector = ir.VectorType(_FLOAT, lanes)
 
@@ -84,7 +85,8 @@ def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR) -> Tile:
             builder.inttoptr(builder.load(builder.gep(table, [ir.Constant(_I64, r)])), _FLOAT.as_pointer())
             for r in range(num_rows)
         ]
-        step = builder.mul(b_stride, four)
+        first_column = builder.mul(b_stride, four)
+        step = ir.Constant(_I64, 8) if gathered else first_column
         entry = builder.block
         loop = builder.append_basic_block("chain")
         done = builder.append_basic_block("done")
@@ -97,8 +99,11 @@ def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR) -> Tile:
         sums = [[builder.phi(vector) for _ in range(num_vectors)] for _ in range(num_rows)]
         k.add_incoming(ir.Constant(_I64, 0), entry)
         address.add_incoming(b, entry)
+        start = address
+        if gathered:
+            start = builder.add(builder.load(builder.inttoptr(address, _I64.as_pointer())), first_column)
         columns = [
-            load(builder, builder.add(address, ir.Constant(_I64, 4 * lanes * v))) for v in range(num_vectors)
+            load(builder, builder.add(start, ir.Constant(_I64, 4 * lanes * v))) for v in range(num_vectors)
         ]
         next_sums = []
         for r in range(num_rows):

@@ -19,60 +19,58 @@ from deepinfer.kernels.cpu.workers import Workers
 
 Float32 = npt.NDArray[np.float32]
 LANES = 16
-_ZERO, _TWO = np.float32(0.0), np.float32(2.0)
+_ZERO, _TWO, _INFINITY = np.float32(0.0), np.float32(2.0), np.float32(np.inf)
 
 
 @inlined
-def _normalise_columns(p: Float32, streams: int, eps: np.float32) -> None:
-    for b in range(streams):
-        total = np.zeros(LANES, np.float32)
-        for a in range(streams):
-            for lane in range(LANES):
-                total[lane] = total[lane] + p[a * streams + b, lane]
-        for a in range(streams):
-            for lane in range(LANES):
-                p[a * streams + b, lane] = p[a * streams + b, lane] / (total[lane] + eps)
-
-
-@inlined
-def _normalise_rows(p: Float32, streams: int, eps: np.float32) -> None:
-    for a in range(streams):
-        total = np.zeros(LANES, np.float32)
-        for b in range(streams):
-            for lane in range(LANES):
-                total[lane] = total[lane] + p[a * streams + b, lane]
-        for b in range(streams):
-            for lane in range(LANES):
-                p[a * streams + b, lane] = p[a * streams + b, lane] / (total[lane] + eps)
-
-
-@inlined
-def _softmax_rows(p: Float32, streams: int, eps: np.float32) -> None:
-    for a in range(streams):
-        largest = np.empty(LANES, np.float32)
-        total = np.zeros(LANES, np.float32)
+def _divide_by_sum(p: Float32, first: int, step: int, streams: int, eps: np.float32, total: Float32) -> None:
+    """Divide rows ``first, first + step, ...`` of ``p`` by their sum plus ``eps``, lane by lane."""
+    total[:] = _ZERO
+    for i in range(streams):
+        part = p[first + i * step]
         for lane in range(LANES):
-            largest[lane] = p[a * streams, lane]
-        for b in range(1, streams):
-            for lane in range(LANES):
-                largest[lane] = max(largest[lane], p[a * streams + b, lane])
-        for b in range(streams):
-            for lane in range(LANES):
-                p[a * streams + b, lane] = exp(p[a * streams + b, lane] - largest[lane])
-                total[lane] = total[lane] + p[a * streams + b, lane]
-        for b in range(streams):
-            for lane in range(LANES):
-                p[a * streams + b, lane] = p[a * streams + b, lane] / total[lane] + eps
+            total[lane] = total[lane] + part[lane]
+    for lane in range(LANES):
+        total[lane] = total[lane] + eps
+    for i in range(streams):
+        part = p[first + i * step]
+        for lane in range(LANES):
+            part[lane] = part[lane] / total[lane]
 
 
 @inlined
-def _sinkhorn_lanes(p: Float32, streams: int, iterations: int, eps: np.float32) -> None:
+def _softmax_row(p: Float32, streams: int, eps: np.float32, largest: Float32, total: Float32) -> None:
+    """Softmax over the ``streams`` rows of ``p``, lane by lane, plus ``eps``."""
+    largest[:] = -_INFINITY
+    for b in range(streams):
+        part = p[b]
+        for lane in range(LANES):
+            largest[lane] = max(largest[lane], part[lane])
+    total[:] = _ZERO
+    for b in range(streams):
+        part = p[b]
+        for lane in range(LANES):
+            part[lane] = exp(part[lane] - largest[lane])
+            total[lane] = total[lane] + part[lane]
+    for b in range(streams):
+        part = p[b]
+        for lane in range(LANES):
+            part[lane] = part[lane] / total[lane] + eps
+
+
+@inlined
+def _sinkhorn_lanes(p: Float32, streams: int, iterations: int, eps: np.float32, scratch: Float32) -> None:
     """``p`` [S * S, LANES], logits in, doubly normalised matrices out; columns are normalised last."""
-    _softmax_rows(p, streams, eps)
-    _normalise_columns(p, streams, eps)
+    total = scratch[0]
+    for a in range(streams):
+        _softmax_row(p[a * streams : (a + 1) * streams], streams, eps, scratch[1], total)
+    for b in range(streams):
+        _divide_by_sum(p, b, streams, streams, eps, total)
     for _ in range(iterations - 1):
-        _normalise_rows(p, streams, eps)
-        _normalise_columns(p, streams, eps)
+        for a in range(streams):
+            _divide_by_sum(p, a * streams, 1, streams, eps, total)
+        for b in range(streams):
+            _divide_by_sum(p, b, streams, streams, eps, total)
 
 
 @kernel
@@ -81,12 +79,13 @@ def _sinkhorn_kernel(
 ) -> None:
     streams = logits.shape[1]
     p = np.zeros((streams * streams, LANES), np.float32)
+    scratch = np.empty((2, LANES), np.float32)
     for row in range(low, high, LANES):
         count = min(LANES, high - row)
         for i in range(streams * streams):
             for lane in range(count):
                 p[i, lane] = logits[row + lane, i // streams, i % streams]
-        _sinkhorn_lanes(p, streams, iterations, eps)
+        _sinkhorn_lanes(p, streams, iterations, eps, scratch)
         for i in range(streams * streams):
             for lane in range(count):
                 out[row + lane, i // streams, i % streams] = p[i, lane]
@@ -124,6 +123,7 @@ def _mix_kernel(
     sums = np.empty(8, np.float32)
     m = np.zeros((products.shape[1], LANES), np.float32)
     p = np.zeros((num_streams * num_streams, LANES), np.float32)
+    scratch = np.empty((2, LANES), np.float32)
     for row in range(low, high, LANES):
         count = min(LANES, high - row)
         for part in range(0, count, 8):
@@ -142,7 +142,7 @@ def _mix_kernel(
         for i in range(num_streams * num_streams):
             for lane in range(LANES):
                 p[i, lane] = fma(m[2 * num_streams + i, lane], scale[2], base[2 * num_streams + i])
-        _sinkhorn_lanes(p, num_streams, iterations, hc_eps)
+        _sinkhorn_lanes(p, num_streams, iterations, hc_eps, scratch)
         for i in range(num_streams * num_streams):
             for lane in range(count):
                 comb[row + lane, i // num_streams, i % num_streams] = p[i, lane]
@@ -175,10 +175,20 @@ def hc_mix(
         num_rows,
         LANES,
         lambda low, high: _mix_kernel(
-            rows, products, offsets, factors, iterations, np.float32(hc_eps), np.float32(rms_eps),
-            pre, post, comb, low, high,
+            rows,
+            products,
+            offsets,
+            factors,
+            iterations,
+            np.float32(hc_eps),
+            np.float32(rms_eps),
+            pre,
+            post,
+            comb,
+            low,
+            high,
         ),
-    )  # fmt: skip
+    )
     return torch.from_numpy(pre), torch.from_numpy(post), torch.from_numpy(comb)
 
 

@@ -59,9 +59,18 @@ def _add_heads(dots: Float32, w: Float32, bf16: bool, scores: Float32) -> None:
 
 @inlined
 def _score_panel(
-    q: Float32, w: Float32, first: int, num_rows: int, panel: Float32, width: int, rows: Int64, dots: Float32,
-    bf16: bool, scores: Float32, place: int,
-) -> None:  # fmt: skip
+    q: Float32,
+    w: Float32,
+    first: int,
+    num_rows: int,
+    panel: Float32,
+    width: int,
+    rows: Int64,
+    dots: Float32,
+    bf16: bool,
+    scores: Float32,
+    place: int,
+) -> None:
     """Scores of one panel for rows ``first .. first + num_rows``, written at ``scores[row, place.
 
     Place + width]``.
@@ -104,10 +113,19 @@ def _candidate_blocks(
 
 @kernel
 def _index_kernel(
-    q: Float32, w: Float32, pool_keys: Float32, base: Int64, counts: Int64, block_size: int, bf16: bool,
-        longest: int,
-    entries: Int32, blocks: Int32, low: int, high: int,
-) -> None:  # fmt: skip
+    q: Float32,
+    w: Float32,
+    pool_keys: Float32,
+    base: Int64,
+    counts: Int64,
+    block_size: int,
+    bf16: bool,
+    longest: int,
+    entries: Int32,
+    blocks: Int32,
+    low: int,
+    high: int,
+) -> None:
     """Select for rows ``low .. high``; candidate blocks too if ``blocks`` has columns."""
     top, num_blocks = entries.shape[1], blocks.shape[1]
     panel = np.empty((q.shape[2], PANEL), np.float32)
@@ -147,9 +165,18 @@ def _index_kernel(
 
 @kernel
 def _reindex_kernel(
-    q: Float32, w: Float32, pool_keys: Float32, base: Int64, counts: Int64, block_size: int, bf16: bool,
-    blocks: Int32, entries: Int32, low: int, high: int,
-) -> None:  # fmt: skip
+    q: Float32,
+    w: Float32,
+    pool_keys: Float32,
+    base: Int64,
+    counts: Int64,
+    block_size: int,
+    bf16: bool,
+    blocks: Int32,
+    entries: Int32,
+    low: int,
+    high: int,
+) -> None:
     """Like ``_index_kernel``, over the entries of each row's own candidate blocks."""
     capacity = blocks.shape[1] * block_size
     panel = np.empty((q.shape[2], PANEL), np.float32)
@@ -186,9 +213,17 @@ def _reindex_kernel(
 
 
 def index_select(
-    q: torch.Tensor, w: torch.Tensor, keys: torch.Tensor, base: torch.Tensor, counts: torch.Tensor, top: int,
-    num_blocks: int, block_size: int, bf16: bool, workers: Workers,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor,
+    w: torch.Tensor,
+    keys: torch.Tensor,
+    base: torch.Tensor,
+    counts: torch.Tensor,
+    top: int,
+    num_blocks: int,
+    block_size: int,
+    bf16: bool,
+    workers: Workers,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Top entries of every row over all its visible entries, and its candidate blocks.
 
     Args:
@@ -221,9 +256,17 @@ def index_select(
 
 
 def index_select_within(
-    q: torch.Tensor, w: torch.Tensor, keys: torch.Tensor, base: torch.Tensor, counts: torch.Tensor,
-    blocks: torch.Tensor, block_size: int, top: int, bf16: bool, workers: Workers,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    w: torch.Tensor,
+    keys: torch.Tensor,
+    base: torch.Tensor,
+    counts: torch.Tensor,
+    blocks: torch.Tensor,
+    block_size: int,
+    top: int,
+    bf16: bool,
+    workers: Workers,
+) -> torch.Tensor:
     """Top entries among each row's candidate ``blocks`` int32 [T, Nb]; otherwise as ``index_select``."""
     queries, weights, pool = q.contiguous().numpy(), w.contiguous().numpy(), keys.numpy()
     bases, visible, allowed = base.numpy(), counts.numpy(), blocks.contiguous().numpy()

@@ -15,9 +15,15 @@ Float32 = npt.NDArray[np.float32]
 
 @kernel
 def _rotate_kernel(
-    x: Float32, cos: Float32, sin: Float32, positions: npt.NDArray[np.int64], sign: np.float32, bf16: bool,
-    low: int, high: int,
-) -> None:  # fmt: skip
+    x: Float32,
+    cos: Float32,
+    sin: Float32,
+    positions: npt.NDArray[np.int64],
+    sign: np.float32,
+    bf16: bool,
+    low: int,
+    high: int,
+) -> None:
     num_pairs = cos.shape[1]
     start = x.shape[2] - 2 * num_pairs
     for row in range(low, high):
@@ -34,9 +40,14 @@ def _rotate_kernel(
 
 
 def rotate_(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, inverse: bool, bf16: bool,
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    inverse: bool,
+    bf16: bool,
     workers: Workers,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Rotate the last ``2 * cos.shape[1]`` channels of ``x`` in place and return it.
 
     Args:

@@ -20,9 +20,15 @@ _FLOOR = np.float32(1e-20)
 
 @kernel
 def _route_kernel(
-    logits: Float32, bias: Float32, normalise: bool, factor: np.float32, ids: Int64, weights: Float32,
-    low: int, high: int,
-) -> None:  # fmt: skip
+    logits: Float32,
+    bias: Float32,
+    normalise: bool,
+    factor: np.float32,
+    ids: Int64,
+    weights: Float32,
+    low: int,
+    high: int,
+) -> None:
     num_experts, top = logits.shape[1], ids.shape[1]
     scores = np.empty(num_experts, np.float32)
     taken = np.empty(num_experts, np.bool_)

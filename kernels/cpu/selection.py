@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer.kernels.cpu.compiled import inlined
-from deepinfer.kernels.cpu.elementary import bits_of
+from deepinfer.kernels.cpu.elementary import bits_of, float_of
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -27,6 +27,12 @@ def ordered(score: np.float32) -> np.int32:
     """
     bits = bits_of(score + _ZERO)
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@inlined
+def unordered(key: np.int32) -> np.float32:
+    """The float that ``ordered`` maps to ``key``."""
+    return np.float32(float_of(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))))
 
 
 @inlined

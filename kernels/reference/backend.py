@@ -19,9 +19,9 @@ class ReferenceOps:
 
     name = "reference"
 
-    def __init__(self, bf16: bool) -> None:
+    def __init__(self, bf16: bool, round_caches: bool) -> None:
         """Bind the profile."""
-        self.bf16 = bf16
+        self.bf16, self.round_caches = bf16, round_caches
 
     def _round(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(torch.bfloat16).to(torch.float32) if self.bf16 else x
@@ -68,15 +68,15 @@ class ReferenceOps:
 
     def mxfp8_(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
-        return x.copy_(fake_quant.mxfp8(x))
+        return x.copy_(fake_quant.mxfp8(x)) if self.round_caches else x
 
     def mxfp4_(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
-        return x.copy_(fake_quant.mxfp4(x))
+        return x.copy_(fake_quant.mxfp4(x)) if self.round_caches else x
 
     def fp4_(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
-        return x.copy_(fake_quant.fp4_e4m3(x))
+        return x.copy_(fake_quant.fp4_e4m3(x)) if self.round_caches else x
 
     def hc_mix(
         self,

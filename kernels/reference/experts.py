@@ -22,9 +22,12 @@ def route(
 
 
 def _swiglu(
-    x: torch.Tensor, weight: torch.Tensor, parts: tuple[torch.Tensor, ...], limit: float,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    parts: tuple[torch.Tensor, ...],
+    limit: float,
     rounded: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     gate, up, down = parts
     g, u = rounded(functional.linear(x, gate)), rounded(functional.linear(x, up))
     if limit > 0:
@@ -33,9 +36,14 @@ def _swiglu(
 
 
 def moe(
-    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: list[tuple[torch.Tensor, ...]],
-    shared: list[tuple[torch.Tensor, ...]], limit: float, rounded: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: list[tuple[torch.Tensor, ...]],
+    shared: list[tuple[torch.Tensor, ...]],
+    limit: float,
+    rounded: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
     """See ``Ops.moe``; experts ascend, so every row adds its own in ascending order."""
     out = torch.zeros_like(x)
     for e, parts in enumerate(experts):

@@ -31,9 +31,16 @@ def _candidates(scores: torch.Tensor, num_blocks: int, block_size: int) -> torch
 
 
 def index_select(
-    q: torch.Tensor, w: torch.Tensor, keys: torch.Tensor, base: torch.Tensor, counts: torch.Tensor, top: int,
-    num_blocks: int, block_size: int, bf16: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor,
+    w: torch.Tensor,
+    keys: torch.Tensor,
+    base: torch.Tensor,
+    counts: torch.Tensor,
+    top: int,
+    num_blocks: int,
+    block_size: int,
+    bf16: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``Ops.index_select``."""
     entries = torch.full((q.shape[0], top), -1, dtype=torch.int32)
     blocks = torch.full((q.shape[0], num_blocks), -1, dtype=torch.int32)
@@ -48,9 +55,16 @@ def index_select(
 
 
 def index_select_within(
-    q: torch.Tensor, w: torch.Tensor, keys: torch.Tensor, base: torch.Tensor, counts: torch.Tensor,
-    blocks: torch.Tensor, block_size: int, top: int, bf16: bool,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    w: torch.Tensor,
+    keys: torch.Tensor,
+    base: torch.Tensor,
+    counts: torch.Tensor,
+    blocks: torch.Tensor,
+    block_size: int,
+    top: int,
+    bf16: bool,
+) -> torch.Tensor:
     """See ``Ops.index_select_within``."""
     entries = torch.full((q.shape[0], top), -1, dtype=torch.int32)
     for row, (start, count) in enumerate(zip(base.tolist(), counts.tolist(), strict=True)):
@@ -63,10 +77,14 @@ def index_select_within(
 
 
 def attention(
-    q: torch.Tensor, window: torch.Tensor, window_slots: torch.Tensor, main: torch.Tensor, main_slots:
-        torch.Tensor,
-    sink: torch.Tensor, bf16: bool,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    window: torch.Tensor,
+    window_slots: torch.Tensor,
+    main: torch.Tensor,
+    main_slots: torch.Tensor,
+    sink: torch.Tensor,
+    bf16: bool,
+) -> torch.Tensor:
     """See ``Ops.sparse_attention``; ``bf16`` rounds the probabilities before the product with the values."""
     slots = torch.cat([window_slots, main_slots], 1)
     latents = torch.cat([window[window_slots.clamp(min=0)], main[main_slots.clamp(min=0)]], 1)

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from deepinfer.engine.api import CacheFormat, PrefillMode
-from deepinfer.engine.batch import Chunk, build_step
+from deepinfer.engine.api import PrefillMode
+from deepinfer.engine.batch import build_step
 from deepinfer.engine.cache.pools import CachePools
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.draft import Anchors, Draft
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import prefill_rule
+from deepinfer.engine.step_plan import Chunk
 from deepinfer.kernels.dispatch import select_ops
 
 
@@ -22,11 +23,15 @@ class GoldenRun:
 
     def __init__(self, checkpoint: Checkpoint, variant: str, kernel_set: str = "cpu") -> None:
         """Load the backbone and the draft."""
-        cache_format = CacheFormat.NONE if variant.endswith("noq") else CacheFormat.RELEASED
-        ops = select_ops(kernel_set, bf16=variant.startswith("bf16"), num_threads=2)
+        ops = select_ops(
+            kernel_set,
+            bf16=variant.startswith("bf16"),
+            round_caches=not variant.endswith("noq"),
+            num_threads=2,
+        )
         self.config = checkpoint.config
-        self.model = Transformer(checkpoint, ops, cache_format)
-        self.draft = Draft(checkpoint, self.model, cache_format)
+        self.model = Transformer(checkpoint, ops)
+        self.draft = Draft(checkpoint, self.model)
 
     def arrays(self, input_ids: torch.Tensor, anchors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Every array this engine has under its name in the reference outputs.

@@ -118,6 +118,7 @@ def test_another_column_counts_too(tmp_path: Path, column: str) -> None:
     def edit(index: int, policy: str, rows: SampleRows) -> None:
         if index == 2:
             getattr(rows, column)[4] = 0 if column == "valid" else 5
+            rows.logprob[4] = np.nan if column == "valid" else rows.logprob[4]
 
     found = compare_runs(write_run(tmp_path / "a"), write_run(tmp_path / "b", edit))
     assert found.verdict is Verdict.DIFFERENT
@@ -145,6 +146,22 @@ def test_the_paired_difference_is_that_of_the_formula(tmp_path: Path) -> None:
     back = compare_runs(b, a).policies[0].delta
     assert back is not None
     assert back.mean == -delta.mean
+
+
+def test_differences_are_taken_and_summed_without_rounding_to_float32(tmp_path: Path) -> None:
+    values = np.random.default_rng(9).uniform(-20, 0, (2, NUM_DOCUMENTS, NUM_IDS - 1)).astype(np.float32)
+
+    def side(number: int) -> Edit:
+        def edit(index: int, policy: str, rows: SampleRows) -> None:
+            rows.logprob[1:] = values[number, index]
+
+        return edit
+
+    runs = [write_run(tmp_path / str(number), side(number)) for number in (0, 1)]
+    delta = compare_runs(*runs).policies[0].delta
+    assert delta is not None
+    exact = [[float(a) - float(b) for a, b in zip(*pair, strict=True)] for pair in zip(*values, strict=True)]
+    assert delta.mean == math.fsum(map(math.fsum, exact)) / (NUM_DOCUMENTS * (NUM_IDS - 1))
 
 
 def test_tolerance_mode_asks_for_a_regression_that_is_significant_and_large(tmp_path: Path) -> None:
@@ -178,9 +195,10 @@ def test_fewer_than_8_documents_are_no_test(tmp_path: Path) -> None:
         b = write_run(tmp_path / f"b{count}", worsen, num_documents=count)
         found = compare_runs(a, b, CompareConfig(tolerance=True))
         assert found.verdict is expected
-    assert "7 documents are too few" in compare_runs(
-        tmp_path / "a7", tmp_path / "b7", CompareConfig(tolerance=True)
-    ).reason  # fmt: skip
+    assert (
+        "7 documents are too few"
+        in compare_runs(tmp_path / "a7", tmp_path / "b7", CompareConfig(tolerance=True)).reason
+    )
 
 
 def test_runs_of_other_tokens_samples_or_policies_are_not_compared(tmp_path: Path) -> None:

@@ -74,6 +74,17 @@ def test_a_scoring_names_each_sample_that_has_no_number(
     ]
 
 
+def test_a_token_scored_in_one_run_only_is_called_that(
+    make_scorer: Make, write_tokens: Write, tmp_path: Path
+) -> None:
+    tokens = write_tokens(a=[0, 5, 6, 7])
+    for name, num_hidden in (("a", 1), ("b", 3)):
+        score_file(make_scorer(num_hidden=num_hidden), ScoreConfig(tokens=tokens, out=tmp_path / name))
+    text = render_comparison(compare_runs(tmp_path / "a", tmp_path / "b"))
+    assert "first difference: sample 'a', position 1, token 5: scored in A only" in text
+    assert "1 tokens scored in both, 2 in one only, 2 rows differ" in text
+
+
 def test_a_comparison_starts_with_its_verdict_and_shows_the_first_difference(
     make_scorer: Make, write_tokens: Write, tmp_path: Path
 ) -> None:

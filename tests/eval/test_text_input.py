@@ -39,7 +39,7 @@ from deepinfer.eval.text_input import notes_on, read_documents
             id="lone surrogate",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_bad_line_is_refused_by_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)

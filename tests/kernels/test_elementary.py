@@ -99,9 +99,13 @@ CASES: list[
     ("name", "function", "exact", "low", "high", "bound"), CASES, ids=[c[0] for c in CASES]
 )
 def test_error_in_ulp(
-    name: str, function: Callable[[Float32, Float32], None], exact: Callable[[Float64], Float64], low: float,
-    high: float, bound: float,
-) -> None:  # fmt: skip
+    name: str,
+    function: Callable[[Float32, Float32], None],
+    exact: Callable[[Float64], Float64],
+    low: float,
+    high: float,
+    bound: float,
+) -> None:
     x = every_float()
     x = x[(x >= low) & (x <= high)]
     assert len(x) > 1e6

@@ -1,0 +1,44 @@
+"""Weights in memory: loaded once, shared by every engine that runs on them."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+
+from deepinfer.engine.checkpoint import Checkpoint, open_checkpoint
+from deepinfer.engine.inspection import require_fit
+from deepinfer.engine.model.draft import Draft
+from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.model_config import ModelConfig
+from deepinfer.kernels.interface import Ops
+
+
+class LoadedModel:
+    """A checkpoint packed for one kernel set; the draft part is read when first needed."""
+
+    def __init__(self, directory: Path, config: ModelConfig, ops: Ops) -> None:
+        """Load the backbone tensor by tensor.
+
+        Raises:
+            CapacityError: it does not fit this machine; raised before any allocation.
+            CheckpointError, NonFiniteError: the checkpoint is unusable.
+        """
+        require_fit(config)
+        self.checkpoint: Checkpoint = open_checkpoint(directory, config)
+        self.backbone = Transformer(self.checkpoint, ops)
+
+    @cached_property
+    def draft(self) -> Draft:
+        """The draft stages, bound to the backbone as loaded."""
+        return Draft(self.checkpoint, self.backbone)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 (hex) over names and contents of config, tokenizer and weight files."""
+        digest = hashlib.sha256()
+        for path in sorted(self.checkpoint.directory.iterdir()):
+            if path.name in ("config.json", "tokenizer.json") or path.suffix == ".safetensors":
+                with path.open("rb") as stream:
+                    digest.update(path.name.encode() + b"\0" + hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
