@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup verify test lint type bench clean
+.PHONY: setup verify test test-slow lint type bench clean
 
 setup: $(READY)
 
@@ -20,6 +20,9 @@ verify: setup
 
 test: lint type
 	$(BIN)/pytest
+
+test-slow: setup
+	$(BIN)/pytest -m slow
 
 lint: setup
 	$(BIN)/ruff check .

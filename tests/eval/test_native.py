@@ -21,7 +21,6 @@ def scorer() -> NativeScorer:
     return NativeScorer()
 
 
-@pytest.mark.slow
 def test_documents_have_the_published_log_likelihood(
     scorer: NativeScorer, write_texts: Callable[..., Path], mini_dir: Path
 ) -> None:

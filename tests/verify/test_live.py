@@ -39,7 +39,6 @@ def test_a_folder_without_a_config_is_a_clear_error(tmp_path: Path) -> None:
         open_context(tmp_path, EngineConfig())
 
 
-@pytest.mark.slow
 def test_the_bundled_model_passes_every_check() -> None:
     verdict = run_verify(VerifyConfig())
     assert {result.name: result.status for result in verdict.results} == {
