@@ -5,8 +5,8 @@ Token ids go in, log-probabilities come out; text never enters the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -54,6 +54,9 @@ class EngineConfig:
         max_batch_tokens: rows of one forward step; bits never depend on it.
         max_chunk_tokens: longest run of one sequence in a step, ``None`` for no limit; bits never depend on
             it.
+        max_num_seqs: sequences that generate at a time; further ones wait.
+        num_cache_blocks: cache blocks of 128 tokens that generation may hold.
+        prefix_caching: reuse the caches of common prefixes between prompts; bits never depend on it.
         backend: kernel set, ``cpu`` (batch-invariant) or ``reference`` (plain torch, meaning not bits).
     """
 
@@ -64,6 +67,9 @@ class EngineConfig:
     num_threads: int | None = None
     max_batch_tokens: int = 2048
     max_chunk_tokens: int | None = None
+    max_num_seqs: int = 64
+    num_cache_blocks: int = 512
+    prefix_caching: bool = True
     backend: str = "cpu"
 
 
@@ -168,3 +174,118 @@ class DraftResult:
     confidence_logits: Float32Array
     base_logits: Float32Array | None = None
     logits: Float32Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens; ``sampling_rules.validate`` says what is allowed.
+
+    The three filters look at the full distribution after bias and temperature; the strictest one decides.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy: the largest biased logit, lowest id on ties.
+        top_p: smallest set of most likely tokens with more than this mass; 1 is off.
+        top_k: number of most likely tokens; 0 is off.
+        min_p: least probability as a fraction of the largest; 0 is off.
+        logit_bias: added to the logits of some ids; -inf bans an id.
+        seed: 64 bits; ``None`` lets the engine draw one, and the result says which.
+        n: number of samples of one prompt; sample i has random words of its own.
+        max_tokens: most tokens to generate, the end token included.
+        stop_token_ids: ids that end the sequence as the end token does; they are emitted.
+        ignore_eos: go on after the end token.
+        num_logprobs: alternatives per token, most likely first, with RAW log-probabilities (temperature 1,
+            no bias, no filter).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int = 16
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    num_logprobs: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest:
+    """Continue one prompt.
+
+    Attributes:
+        request_id: name that comes back with every record; unique within an engine.
+        token_ids: the prompt, begin token included if one is wanted.
+        params: sampling parameters.
+        should_stop: asked with the emitted ids after each token; true ends the sample with reason ``stop``.
+            This is how stop strings work, since text never enters the engine.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    should_stop: Callable[[Sequence[int]], bool] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRecord:
+    """One emitted token of one sample.
+
+    Attributes:
+        request_id, sample_index: whose token.
+        token_id: the token; None on a terminal record without a token (abort, prompt that can never fit).
+        position: absolute position of the token.
+        raw_logprob: of the model's own distribution, nats; NaN without a token.
+        processed_logprob: after bias, temperature and filters, nats; NaN without a token.
+        top_ids, top_logprobs: most likely tokens of the raw distribution, as many as asked for.
+        finish_reason: ``stop``, ``length``, ``abort`` or ``prompt_length_exceeded`` on the last record of a
+            sample, else empty.
+    """
+
+    request_id: str
+    sample_index: int
+    token_id: int | None
+    position: int
+    raw_logprob: float
+    processed_logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """All records of one sample of a request.
+
+    Attributes:
+        request_id, sample_index: whose sample.
+        records: in order; the last one has the finish reason.
+        num_hit_tokens: prompt positions that came from the prefix cache.
+        num_preemptions: how often it was computed again.
+    """
+
+    request_id: str
+    sample_index: int
+    records: tuple[TokenRecord, ...]
+    num_hit_tokens: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The emitted tokens."""
+        return tuple(record.token_id for record in self.records if record.token_id is not None)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended."""
+        return self.records[-1].finish_reason
+
+
+class FinishReason(StrEnum):
+    """Why a sample ended: stop token or text, a length limit, the caller, or a prompt that can never fit."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    PROMPT_LENGTH_EXCEEDED = "prompt_length_exceeded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,23 +13,29 @@ import torch
 
 from deepinfer.engine.api import (
     CacheFormat,
+    Completion,
     DraftRequest,
     DraftResult,
     EngineConfig,
+    GenerateRequest,
     Profile,
     RequestFailure,
     ScoreRequest,
     ScoreResult,
+    TokenRecord,
 )
 from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.config import load_model_config
+from deepinfer.engine.core import CoreConfig, EngineCore
 from deepinfer.engine.errors import ConfigError, InputError
+from deepinfer.engine.generation import collect, stream
 from deepinfer.engine.loading import LoadedModel
 from deepinfer.engine.logprobs import ScoreSheet, fill_sheets
 from deepinfer.engine.model.draft import Anchors, Draft
 from deepinfer.engine.prefill import prefill_rule
 from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.runner import Wave
+from deepinfer.engine.scheduler import Limits
 from deepinfer.engine.state import cache_rows
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.torch_threads import single_torch_thread
@@ -126,6 +133,30 @@ class LLM:
         for item in waiting:
             yield item.result() if isinstance(item, ScoreSheet) else item
 
+    @cached_property
+    def _core(self) -> EngineCore:
+        config = self.config
+        limits = Limits(
+            max_rows=config.max_batch_tokens,
+            max_chunk=config.max_chunk_tokens,
+            max_sequences=config.max_num_seqs,
+        )
+        sizes = CoreConfig(
+            limits=limits, num_blocks=config.num_cache_blocks, prefix_caching=config.prefix_caching
+        )
+        return EngineCore(self._model, self.rule, sizes)
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[tuple[Completion, ...] | RequestFailure]:
+        """Continue every prompt; its samples in order, or a failure in the place of a bad request.
+
+        Caches of common prefixes stay for later calls.
+        """
+        return collect(self._core, requests)
+
+    def generate_iter(self, requests: Sequence[GenerateRequest]) -> Iterator[TokenRecord | RequestFailure]:
+        """As ``generate``, token by token as they are sampled, all requests together."""
+        return stream(self._core, requests)
+
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftResult | RequestFailure]:
         """Draft blocks for every request, in order, after one prefill of all of them together."""
         with single_torch_thread():
@@ -156,10 +187,10 @@ class LLM:
         positions = np.array(list(request.anchors) or [len(ids)], np.int64)
         greedy = int(self._model.logits(last)[0].argmax()) if (positions == len(ids)).any() else 0
         golden = np.array([ids[p] if p < len(ids) else greedy for p in positions], np.int64)
-        base = np.full_like(positions, wave.bases[number])
+        slots = np.full_like(positions, number)
         low = np.full_like(positions, self.rule.low(len(ids)))
-        anchors = Anchors(*(torch.from_numpy(part) for part in (golden, positions, base, low)))
-        out = self._draft.propose(anchors, wave.pools)
+        anchors = Anchors(*(torch.from_numpy(part) for part in (golden, positions, slots, low)))
+        out = self._draft.propose(anchors, wave.caches)
         return DraftResult(
             request_id=request.request_id,
             anchors=positions.astype(np.int32),
@@ -170,11 +201,10 @@ class LLM:
             logits=out.logits.numpy() if request.return_logits else None,
         )
 
-    def prefill_state(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
+    def prefill_state(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
         """Every cache row that a prefill leaves for decoding, by name (``window.7``, ``main.5``, ...).
 
-        Decoder windows and draft contexts start at the first kept position; everything else covers all
-        positions.
+        Packed bytes, as ``engine.state.cache_rows`` describes them.
 
         Raises:
             InputError: the ids cannot be run.

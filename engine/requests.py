@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from deepinfer.engine.api import DraftRequest, RequestFailure, ScoreRequest
+from deepinfer.engine.api import DraftRequest, GenerateRequest, RequestFailure, ScoreRequest
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.step_plan import Int64
 
 
-def checked_ids(request: ScoreRequest | DraftRequest, config: ModelConfig) -> Int64 | RequestFailure:
+def checked_ids(
+    request: ScoreRequest | DraftRequest | GenerateRequest, config: ModelConfig
+) -> Int64 | RequestFailure:
     """The token ids as int64 [S], or what is wrong with the request."""
 
     def failure(reason: str) -> RequestFailure:
@@ -41,7 +43,7 @@ def checked_ids(request: ScoreRequest | DraftRequest, config: ModelConfig) -> In
             return failure(f"score_start {request.score_start} is outside 1..{ids.size}")
         if not 0 <= request.num_top <= config.vocab_size:
             return failure(f"num_top {request.num_top} is outside 0..{config.vocab_size}")
-    else:
+    elif isinstance(request, DraftRequest):
         for anchor in request.anchors:
             if not 1 <= anchor <= ids.size:
                 return failure(f"anchor {anchor} is outside 1..{ids.size}")

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from deepinfer.engine.batch import Step, build_step
-from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
+from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.model.draft import Draft
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
-from deepinfer.engine.step_plan import Chunk, Int64
+from deepinfer.engine.step_plan import Chunk, Int64, blocks_for
 from deepinfer.engine.tracing import Probe, no_probe
 
 
@@ -33,20 +34,29 @@ class HiddenRows:
 
 
 class Wave:
-    """Sequences that share cache pools while they are prefilled."""
+    """Sequences that share caches while they are prefilled; sequence i has state slot i."""
 
     def __init__(
         self, model: Transformer, draft: Draft | None, rule: PrefillRule, sequences: Sequence[Int64]
     ) -> None:
-        """Place the sequences in fresh pools; nothing runs yet. ``draft`` also fills the draft caches."""
-        lengths = [
-            len(ids) + len(ids) % 2 for ids in sequences
-        ]  # even, so that entry runs start on whole groups
+        """Place the sequences in fresh caches; nothing runs yet. ``draft`` also fills the draft caches."""
+        config = model.config
         self.model, self.draft, self.rule, self.sequences = model, draft, rule, list(sequences)
-        self.bases = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        self.pools = CachePools(model.config, int(self.bases[-1]), len(sequences), draft is not None)
-        block = model.config.dspark_block_size if draft is not None else 0
-        model.reserve(max(lengths, default=0) + block + 1)
+        counts = [blocks_for(len(ids)) for ids in sequences]
+        first = np.cumsum([1, *counts])  # block 0 means "none"
+        self.blocks = [np.arange(first[i], first[i] + counts[i], dtype=np.int64) for i in range(len(counts))]
+        longest = max((len(ids) for ids in sequences), default=0)
+        shape = CacheShape(
+            num_blocks=sum(counts),
+            num_slots=len(sequences),
+            ring=default_ring(config),
+            draft_ring=max(longest, config.sliding_window)
+            if draft is not None
+            else 0,  # anchors lie anywhere
+            exact=not model.ops.round_caches,
+        )
+        self.caches = Caches(config, shape)
+        model.reserve(longest + (config.dspark_block_size if draft is not None else 0) + 1)
 
     def chunks(self, max_rows: int, max_chunk: int | None) -> Iterator[list[Chunk]]:
         """Cut the sequences, in order, into steps of at most ``max_rows`` rows."""
@@ -62,8 +72,8 @@ class Wave:
                         start=start,
                         end=start + length,
                         prompt_length=len(ids),
-                        sequence=number,
-                        base=int(self.bases[number]),
+                        slot=number,
+                        blocks=self.blocks[number],
                     )
                 )
                 start += length
@@ -80,12 +90,12 @@ class Wave:
         """Prefill everything; yields the rows that the decoder layers computed, step by step."""
         for chunks in self.chunks(max_rows, max_chunk):
             step = build_step(chunks, self.rule, self.model.history_length)
-            hidden = self.model.forward(step, self.pools, self.draft is not None, probe)
+            view = StepView(self.caches, step, self.model.ops)
+            hidden = self.model.forward(step, view, self.draft is not None, probe)
             if self.draft is not None and hidden.features is not None:
-                self.draft.write_context(hidden.features, step.decoder, self.pools, probe)
+                self.draft.write_context(hidden.features, step.decoder, self.caches, probe)
             yield HiddenRows(hidden.normed, self._sequence_of_rows(step), step.decoder.positions.numpy())
 
     def _sequence_of_rows(self, step: Step) -> Int64:
-        owners = [np.full(chunk.end - chunk.start, chunk.sequence, np.int64) for chunk in step.chunks]
-        kept: Int64 = np.concatenate(owners)[step.kept.numpy()]
-        return kept
+        slots: Int64 = step.decoder.slots.numpy()
+        return slots

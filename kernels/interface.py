@@ -72,6 +72,30 @@ class Ops(Protocol):
     def fp4_(self, x: torch.Tensor) -> torch.Tensor:
         """Round trip through FP4 records with e4m3 scales in place, groups of 16 (section 8.4)."""
 
+    def store_records(
+        self,
+        kind: str,
+        values: torch.Tensor,
+        data: torch.Tensor,
+        scales: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> None:
+        """Quantise values float32 [T, W] and write row t as record ``rows[t]`` (section 8).
+
+        Args:
+            kind: "mxfp8" (d = W, s = W/32), "mxfp4" (d = W/2, s = W/32), "fp4" (d = W/2, s = W/16) or
+                "exact" (d = 4 W, s = 0: float32 as it is, little-endian, every bit kept).
+            values: a group that holds NaN or infinity is read back as NaN ("exact": as it is).
+            data: uint8 [B, S, d]; record r lies at [r // S, r % S]. Last axis contiguous.
+            scales: uint8 [B, S, s]; may be a view of the same buffer as ``data``.
+            rows: int64 [T], all different; -1 skips the row.
+        """
+
+    def load_records(
+        self, kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """Decode records ``rows`` int64 [n] to float32 [n, width]; a row of -1 gives zeros."""
+
     def hc_mix(
         self,
         streams: torch.Tensor,
@@ -172,6 +196,22 @@ class Ops(Protocol):
         self, logits: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, V], [T] -> log-probabilities [T] float32 and ranks [T] int32."""
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_p: torch.Tensor,
+        top_k: torch.Tensor,
+        min_p: torch.Tensor,
+        words: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[R, V], four [R], 32-bit words int64 [R, n] -> ids int64 [R], processed log-probabilities [R].
+
+        Filters and draw: docs/orders.md. ``temperature`` 0 is greedy, lowest id on ties, log-probability 0.
+        Off: ``top_p`` 1, ``top_k`` 0 or at least V, ``min_p`` 0. The id is -1 where a row holds NaN, +inf or
+        nothing above -inf.
+        """
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """Element-wise logistic function, float32."""

@@ -13,7 +13,7 @@ from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.config import load_model_config
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.prefill import prefill_rule, visible_entries
-from deepinfer.engine.step_plan import Chunk, plan_step
+from deepinfer.engine.step_plan import Chunk, blocks_for, plan_step
 from deepinfer.eval.tokenizer import TextTokenizer
 from deepinfer.eval.workload import BUNDLED_WORKLOADS, load_workload
 from deepinfer.verify.context import CheckContext
@@ -27,27 +27,29 @@ def plan_rows_of(model: ModelConfig) -> PlanRows:
     """The engine's planning of a step for a model."""
 
     def plan_rows(chunks: Sequence[PlannedChunk], keep: int, mode: PrefillMode) -> DecoderRows:
-        step = plan_step(
-            [
-                Chunk(
-                    token_ids=np.zeros(chunk.num_tokens, dtype=np.int64),
-                    start=chunk.start,
-                    end=chunk.end,
-                    prompt_length=chunk.num_tokens,
-                    sequence=index,
-                    base=chunk.base,
-                )
-                for index, chunk in enumerate(chunks)
-            ],
-            prefill_rule(model, mode, keep),
-            history=1,
-        )
+        planned = [
+            Chunk(
+                token_ids=np.zeros(chunk.num_tokens, dtype=np.int64),
+                start=chunk.start,
+                end=chunk.end,
+                prompt_length=chunk.num_tokens,
+                slot=slot,
+                blocks=np.arange(blocks_for(chunk.num_tokens), dtype=np.int64),
+            )
+            for slot, chunk in enumerate(chunks)
+        ]
+        step = plan_step(planned, prefill_rule(model, mode, keep), history=1)
         rows = step.decoder
+        base = np.array([chunk.base for chunk in chunks], dtype=np.int64)
+        # the window buffer of a step begins with histories from the rings; name positions, not places in it
+        buffer = np.concatenate(
+            [base[rows.history_slot] + rows.history_position, base[rows.chunk] + rows.positions]
+        )
         return DecoderRows(
             kept=step.kept,
             positions=rows.positions,
-            window=rows.window,
-            slots=rows.slots,
+            window=np.where(rows.window >= 0, buffer[rows.window], -1),
+            slots=np.where(rows.kept, base[rows.chunk] + rows.positions, -1),
             visible=visible_entries(rows.positions, 1),
         )
 

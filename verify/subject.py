@@ -70,7 +70,7 @@ class DecoderRows:
         positions: [R] absolute positions.
         window: [R, W] storage row behind each window slot: slot s of the row at p stands for position
             p - W + 1 + s of the same prompt; -1 where the row does not see it.
-        slots: [R] storage row that the row writes.
+        slots: [R] storage row that the row writes, -1 for none (a row of mask before the kept ones).
         visible: [R] compressed entries that the row may select from.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.batch import Rows, Step
-from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.attention import AttentionWeights
 from deepinfer.engine.model.compressor import Compressor
@@ -72,7 +72,7 @@ class Block:
         return Streams(self.engram.forward(ops, streams.x, hashes, history, probe), streams.pre)
 
     def compress(
-        self, ops: Ops, streams: Streams, step: Step, pools: CachePools, rope: RopeTable, probe: Probe
+        self, ops: Ops, streams: Streams, step: Step, view: StepView, rope: RopeTable, probe: Probe
     ) -> None:
         """Write compressed entries of ALL rows of the step.
 
@@ -80,14 +80,14 @@ class Block:
         """
         if self.compressor is not None:
             x = ops.rms_norm(ops.hc_collapse(streams.x, streams.pre), self.attn_norm, self.eps)
-            self.compressor.forward(ops, x, step, pools, rope, probe)
+            self.compressor.forward(ops, x, step, view, rope, probe)
 
     def forward(
         self,
         ops: Ops,
         streams: Streams,
         rows: Rows,
-        pools: CachePools,
+        view: StepView,
         rope: RopeTable,
         selection: Selection,
         probe: Probe,
@@ -99,17 +99,15 @@ class Block:
             probe("attn_in", self.layer, x)
             qr = self.attention.query_latent(ops, x)
             q = self.attention.queries(ops, qr, rows.positions, rope)
-            window = pools.window[self.layer]
-            window[rows.slots] = self.attention.window_latent(ops, x, rows.positions, rope, probe)
+            latents = self.attention.window_latent(ops, x, rows.positions, rope, probe)
+            window = view.window(self.layer, latents, rows)
             if self.indexer is not None:
-                self.indexer.forward(ops, x, qr, rows, pools, rope, selection, probe)
+                self.indexer.forward(ops, x, qr, rows, view, rope, selection, probe)
             if self.kv_source is None:
                 main, main_slots = window, torch.empty(len(x), 0, dtype=torch.int64)
             else:
                 assert selection.entries is not None
-                main = pools.main[self.kv_source]
-                entries = selection.entries.to(torch.int64)
-                main_slots = torch.where(entries >= 0, entries + rows.entry_base(self.ratio)[:, None], -1)
+                main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)
             mixed = ops.sparse_attention(q, window, rows.window, main, main_slots, self.attention.sink)
             out = self.attention.output(ops, mixed, rows.positions, rope)
             probe("attn_out", self.layer, out)

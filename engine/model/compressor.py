@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.batch import Step
-from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.cache.caches import Caches
+from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.rope import RopeTable
-from deepinfer.engine.tracing import Probe
+from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.kernels.interface import Ops, PackedWeight
 
 
@@ -53,35 +54,33 @@ class Compressor:
         )
 
     def forward(
-        self, ops: Ops, x: torch.Tensor, step: Step, pools: CachePools, rope: RopeTable, probe: Probe
+        self, ops: Ops, x: torch.Tensor, step: Step, view: StepView, rope: RopeTable, probe: Probe
     ) -> None:
         """Write the entries that ``x`` [T, D], the normalised input of all rows of the step, completes."""
-        positions, base = step.encoder.positions, step.encoder.base
+        rows = step.encoder
         if self.ratio == 1:
-            pooled, entries, entry_base = ops.linear(x, self.wkv), positions, base
+            pooled, entries, chunk = ops.linear(x, self.wkv), rows.positions, rows.chunk
         else:
-            pooled, completed = self._pool(ops, x, step, pools)
-            entries, entry_base = positions[completed] // 2, base[completed] // 2
+            pooled, completed = self._pool(ops, x, step, view.caches)
+            entries, chunk = rows.positions[completed] // 2, rows.chunk[completed]
         if pooled.shape[0] == 0:
             return
         latent = ops.rms_norm(pooled, self.norm, self.eps)
-        slots, group_start = entry_base + entries, entries * self.ratio
+        group_start = entries * self.ratio
         main = ops.rotate_(latent.clone()[:, None], rope.cos, rope.sin, group_start)[:, 0]
         keys = ops.rms_norm(ops.linear(latent, self.index_wk), self.index_norm, self.eps)
         keys = ops.rotate_(keys[:, None], rope.cos, rope.sin, group_start)[:, 0]
-        main = ops.fp4_(main) if self.fp4 else ops.mxfp8_(main)
-        keys = ops.mxfp4_(keys)
-        probe("compressed_kv", self.layer, main)
-        probe("index_key", self.layer, keys)
-        pools.main[self.layer][slots] = main
-        pools.index_keys[self.layer][slots] = keys
+        view.write(self.layer, chunk, entries, main, keys)  # storing rounds; a second rounding could differ
+        if probe is not no_probe:
+            probe("compressed_kv", self.layer, ops.fp4_(main) if self.fp4 else ops.mxfp8_(main))
+            probe("index_key", self.layer, ops.mxfp4_(keys))
 
     def _pool(
-        self, ops: Ops, x: torch.Tensor, step: Step, pools: CachePools
+        self, ops: Ops, x: torch.Tensor, step: Step, caches: Caches
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Pooled pairs [J, C] and the row of each pair's second token, int64 [J]."""
         values, scores = ops.linear_fp32(x, self.wkv), ops.linear_fp32(x, self.wgate)
-        pending_values, pending_scores = pools.pending[self.layer]
+        pending_values, pending_scores = caches.pending[self.layer]
         completed = (step.encoder.positions % 2 == 1).nonzero()[:, 0]
         first = completed - 1
         value_pairs = torch.stack([values[first], values[completed]], 1)
@@ -90,10 +89,10 @@ class Compressor:
         for chunk in step.chunks:
             if chunk.start % 2 == 1:  # the partner of the first row came in an earlier step
                 pair = int(torch.searchsorted(completed, row))
-                value_pairs[pair, 0] = pending_values[chunk.sequence]
-                score_pairs[pair, 0] = pending_scores[chunk.sequence]
+                value_pairs[pair, 0] = pending_values[chunk.slot]
+                score_pairs[pair, 0] = pending_scores[chunk.slot]
             row += chunk.end - chunk.start
             if chunk.end % 2 == 1:
-                pending_values[chunk.sequence] = values[row - 1]
-                pending_scores[chunk.sequence] = scores[row - 1]
+                pending_values[chunk.slot] = values[row - 1]
+                pending_scores[chunk.slot] = scores[row - 1]
         return ops.pool_pairs(value_pairs, score_pairs), completed

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.batch import Rows
-from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.cache.caches import Caches
+from deepinfer.engine.cache.record_pool import RecordPool
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.attention import AttentionWeights
 from deepinfer.engine.model.hyper import HyperSite, Streams, initial_streams
@@ -81,14 +82,14 @@ class Anchors:
     Attributes:
         golden: int64 [A], known token that begins each block.
         positions: int64 [A], its position; the context is positions ``[max(low, p - W), p)``.
-        base: int64 [A], pool row of position 0 of its sequence.
+        slots: int64 [A], state slot of its sequence.
         low: int64 [A], first position whose context is in the cache (0, or the kept rows of a truncated
             prompt).
     """
 
     golden: torch.Tensor
     positions: torch.Tensor
-    base: torch.Tensor
+    slots: torch.Tensor
     low: torch.Tensor
 
 
@@ -118,16 +119,17 @@ class Draft:
         return twin
 
     def write_context(
-        self, features: torch.Tensor, rows: Rows, pools: CachePools, probe: Probe = no_probe
+        self, features: torch.Tensor, rows: Rows, caches: Caches, probe: Probe = no_probe
     ) -> None:
         """Store the context latents of accepted rows, from their features [T, targets * D] (section 7.1)."""
         ops, rope = self.ops, self.target.plain_rope
         probe("features", -1, features)
         context = ops.rms_norm(ops.linear(features, self.main_proj), self.main_norm, self.config.rms_norm_eps)
-        for block, pool in zip(self.blocks, pools.draft_window, strict=True):
-            pool[rows.slots] = block.attention.window_latent(ops, context, rows.positions, rope, probe)
+        for block, pool in zip(self.blocks, caches.draft_window, strict=True):
+            latents = block.attention.window_latent(ops, context, rows.positions, rope, probe)
+            pool.store(ops, latents, rows.ring_records(pool.per_group))
 
-    def propose(self, anchors: Anchors, pools: CachePools, probe: Probe = no_probe) -> DraftOutput:
+    def propose(self, anchors: Anchors, caches: Caches, probe: Probe = no_probe) -> DraftOutput:
         """Draft greedily from every anchor (sections 7.2 to 7.4); caches stay as they are."""
         config, ops = self.config, self.ops
         num_anchors, size = anchors.golden.shape[0], config.dspark_block_size
@@ -135,40 +137,43 @@ class Draft:
         token_ids[:, 0] = anchors.golden
         positions = (anchors.positions[:, None] + torch.arange(size)).flatten()
         streams = initial_streams(self.target.embedding[token_ids.flatten()], config.hc_mult)
-        context, own = self._slots(anchors, size)
-        for block, pool in zip(self.blocks, pools.draft_window, strict=True):
-            streams = self._stage(block, streams, positions, pool, context, own, probe)
+        for block, pool in zip(self.blocks, caches.draft_window, strict=True):
+            streams = self._stage(block, streams, positions, pool, anchors, probe)
         raw = ops.hc_collapse(streams.x, streams.pre)
         probe("draft_hidden", -1, raw)
         normed = ops.rms_norm(raw, self.norm, config.rms_norm_eps)
         base_logits = self.target.logits(normed).view(num_anchors, size, -1)
         return self._decode(anchors.golden, raw.view(num_anchors, size, -1), base_logits)
 
-    def _slots(self, anchors: Anchors, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Context slots [A * B, W] in the ring of a stage, and the block's own rows [A * B, B]."""
-        back = torch.arange(-self.config.sliding_window, 0)
-        seen = anchors.positions[:, None] + back
-        context = torch.where(seen >= anchors.low[:, None], anchors.base[:, None] + seen, -1)
-        own = torch.arange(len(anchors.golden) * size).view(-1, size)
-        return context.repeat_interleave(size, 0), own.repeat_interleave(size, 0)
+    def _context(self, anchors: Anchors, pool: RecordPool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Context latents [A * W, C] and the slots [A * B, W] with which every query of a block sees them."""
+        window, size = self.config.sliding_window, self.config.dspark_block_size
+        seen = anchors.positions[:, None] + torch.arange(-window, 0)
+        visible = seen >= anchors.low[:, None]
+        ring = pool.per_group
+        records = torch.where(visible, anchors.slots[:, None] * ring + seen % ring, -1)
+        places = torch.where(visible, torch.arange(visible.numel()).view(visible.shape), -1)
+        return pool.load(self.ops, records.flatten()), places.repeat_interleave(size, 0)
 
     def _stage(
         self,
         block: DraftBlock,
         streams: Streams,
         positions: torch.Tensor,
-        pool: torch.Tensor,
-        context: torch.Tensor,
-        own: torch.Tensor,
+        pool: RecordPool,
+        anchors: Anchors,
         probe: Probe,
     ) -> Streams:
         ops, rope, layer = self.ops, self.target.plain_rope, -1 - block.stage
+        size = self.config.dspark_block_size
+        context, places = self._context(anchors, pool)
+        own = torch.arange(len(positions)).view(-1, size).repeat_interleave(size, 0)
 
         def attend(y: torch.Tensor) -> torch.Tensor:
             x = ops.rms_norm(y, block.attn_norm, block.eps)
             q = block.attention.queries(ops, block.attention.query_latent(ops, x), positions, rope)
             latents = block.attention.window_latent(ops, x, positions, rope, no_probe)
-            mixed = ops.sparse_attention(q, pool, context, latents, own, block.attention.sink)
+            mixed = ops.sparse_attention(q, context, places, latents, own, block.attention.sink)
             return block.attention.output(ops, mixed, positions, rope)
 
         def experts(y: torch.Tensor) -> torch.Tensor:

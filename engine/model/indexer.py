@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from deepinfer.engine.batch import Rows
-from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.rope import RopeTable
 from deepinfer.engine.tracing import Probe
@@ -78,7 +78,7 @@ class Indexer:
         x: torch.Tensor,
         qr: torch.Tensor,
         rows: Rows,
-        pools: CachePools,
+        view: StepView,
         rope: RopeTable,
         selection: Selection,
         probe: Probe,
@@ -88,8 +88,8 @@ class Indexer:
         q = ops.mxfp4_(ops.rotate_(q, rope.cos, rope.sin, rows.positions))
         probe("index_query", self.layer, q)
         w = ops.scale(ops.linear(x, self.weights_proj), (self.head_dim * self.num_heads) ** -0.5)
-        keys = pools.index_keys[self.kv_source]
-        base, visible = rows.entry_base(self.ratio), rows.visible(self.ratio)
+        keys = view.index_keys(self.kv_source, self.ratio)
+        base, visible = view.entries(self.ratio)[1][rows.chunk], rows.visible(self.ratio)
         if self.within_candidates and selection.blocks is not None:
             selection.entries = ops.index_select_within(
                 q, w, keys, base, visible, selection.blocks, self.block_size, self.top

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from deepinfer.engine.batch import Step
-from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.block import Block
 from deepinfer.engine.model.engram_hash import EngramHash
@@ -78,7 +78,7 @@ class Transformer:
         return self.scaled_rope if ratio > 0 else self.plain_rope
 
     def forward(
-        self, step: Step, pools: CachePools, with_features: bool = False, probe: Probe = no_probe
+        self, step: Step, view: StepView, with_features: bool = False, probe: Probe = no_probe
     ) -> Hidden:
         """Run a step, writing the caches of its rows; decoder layers see only ``step.kept``."""
         ops, config = self.ops, self.config
@@ -92,7 +92,7 @@ class Transformer:
             rope = self.rope(block.ratio)
             probe("block_in", block.layer, streams.x)
             streams = block.remember(ops, streams, self.hashes, history, probe)
-            block.compress(ops, streams, step, pools, rope, probe)
+            block.compress(ops, streams, step, view, rope, probe)
             if block.layer == config.decoder_start:
                 rows = step.decoder
                 if (
@@ -105,7 +105,7 @@ class Transformer:
             probe("pre_mix", block.layer, streams.pre)
             if with_features and block.layer in config.dspark_target_layer_ids:
                 features.append(ops.mean_streams(streams.x))
-            streams = block.forward(ops, streams, rows, pools, rope, selection, probe)
+            streams = block.forward(ops, streams, rows, view, rope, selection, probe)
         return self._finish(streams, features, probe)
 
     def _finish(self, streams: Streams, features: list[torch.Tensor], probe: Probe) -> Hidden:

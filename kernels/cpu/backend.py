@@ -15,8 +15,10 @@ from deepinfer.kernels.cpu import (
     logprobs,
     norms,
     pointwise,
+    records,
     rope,
     router,
+    sampling,
 )
 from deepinfer.kernels.cpu import linear as linears
 from deepinfer.kernels.cpu.experts import PackedExperts
@@ -77,6 +79,23 @@ class CpuOps:
     def fp4_(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
         return fake_quant.round_trip_(x, fake_quant.FP4_E4M3, self.workers) if self.round_caches else x
+
+    def store_records(
+        self,
+        kind: str,
+        values: torch.Tensor,
+        data: torch.Tensor,
+        scales: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> None:
+        """See ``Ops``."""
+        records.store_records(kind, values, data, scales, rows, self.workers)
+
+    def load_records(
+        self, kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return records.load_records(kind, data, scales, rows, width, self.workers)
 
     def hc_mix(
         self,
@@ -196,6 +215,18 @@ class CpuOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return logprobs.token_logprobs(logits, targets, self.workers)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_p: torch.Tensor,
+        top_k: torch.Tensor,
+        min_p: torch.Tensor,
+        words: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return sampling.sample(logits, temperature, top_p, top_k, min_p, words, self.workers)
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""

@@ -38,7 +38,9 @@ def cache_folder() -> Path:
 
     ``$XDG_CACHE_HOME`` (or ``~/.cache``) ``/deepinfer/kernels/<digest>``.
     """
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(
+        "~/.cache"
+    )  # Path.home() raises where there is no home; this stays "~"
     return Path(root) / "deepinfer" / "kernels" / kernel_sources_digest()[:16]
 
 

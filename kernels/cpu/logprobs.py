@@ -39,8 +39,8 @@ def _eight_chains(values: Float32, sums: Float32) -> None:
 
 
 @inlined
-def _log_normaliser(logits: Float32, scratch: Float32, sums: Float32) -> tuple[np.float32, np.float32]:
-    """Largest logit M and ``log(sum exp(logit - M))`` of one row [V]."""
+def largest_of(logits: Float32) -> np.float32:
+    """Largest value of one row [V]."""
     vocabulary = logits.shape[0]
     lanes = np.full(16, np.float32(-np.inf), np.float32)
     whole = vocabulary // 16 * 16
@@ -48,26 +48,39 @@ def _log_normaliser(logits: Float32, scratch: Float32, sums: Float32) -> tuple[n
         part = logits[v : v + 16]
         for lane in range(16):
             lanes[lane] = max(lanes[lane], part[lane])
-    largest = lanes[0]
+    largest: np.float32 = lanes[0]
     for lane in range(1, 16):
         largest = max(largest, lanes[lane])
     for v in range(whole, vocabulary):
         largest = max(largest, logits[v])
-    for v in range(vocabulary):
-        scratch[v] = exp(logits[v] - largest)
-    num_blocks = scratch.shape[0] // BLOCK
+    return largest
+
+
+@inlined
+def block_sum(values: Float32, sums: Float32) -> np.float32:
+    """Sum of values [B * BLOCK]: a chain inside each block, then over the blocks; ``sums`` is scratch [B]."""
+    num_blocks = values.shape[0] // BLOCK
     for block in range(num_blocks):
         sums[block] = _ZERO
     for first in range(0, num_blocks - 7, 8):
-        _eight_chains(scratch[first * BLOCK : (first + 8) * BLOCK], sums[first : first + 8])
+        _eight_chains(values[first * BLOCK : (first + 8) * BLOCK], sums[first : first + 8])
     for block in range(num_blocks // 8 * 8, num_blocks):
-        part = scratch[block * BLOCK : (block + 1) * BLOCK]
+        part = values[block * BLOCK : (block + 1) * BLOCK]
         for i in range(BLOCK):
             sums[block] = sums[block] + part[i]
     total = _ZERO
     for block in range(num_blocks):
         total = total + sums[block]
-    return largest, log(total)
+    return total
+
+
+@inlined
+def _log_normaliser(logits: Float32, scratch: Float32, sums: Float32) -> tuple[np.float32, np.float32]:
+    """Largest logit M and ``log(sum exp(logit - M))`` of one row [V]."""
+    largest = largest_of(logits)
+    for v in range(logits.shape[0]):
+        scratch[v] = exp(logits[v] - largest)
+    return largest, log(block_sum(scratch, sums))
 
 
 @kernel

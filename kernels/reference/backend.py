@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.reference import experts as expert_ops
-from deepinfer.kernels.reference import fake_quant, hyper, sparse
+from deepinfer.kernels.reference import fake_quant, hyper, records, sampling, sparse
 
 
 class ReferenceOps:
@@ -77,6 +77,23 @@ class ReferenceOps:
     def fp4_(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
         return x.copy_(fake_quant.fp4_e4m3(x)) if self.round_caches else x
+
+    def store_records(
+        self,
+        kind: str,
+        values: torch.Tensor,
+        data: torch.Tensor,
+        scales: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> None:
+        """See ``Ops``."""
+        records.store(kind, values, data, scales, rows)
+
+    def load_records(
+        self, kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return records.load(kind, data, scales, rows, width)
 
     def hc_mix(
         self,
@@ -201,6 +218,18 @@ class ReferenceOps:
         lower = torch.arange(logits.shape[1])[None] < index
         ranks = ((logits > own) | ((logits == own) & lower)).sum(1, dtype=torch.int32)
         return logits.log_softmax(-1).gather(1, index)[:, 0], ranks
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_p: torch.Tensor,
+        top_k: torch.Tensor,
+        min_p: torch.Tensor,
+        words: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return sampling.sample(logits, temperature, top_p, top_k, min_p, words)
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""

@@ -76,6 +76,11 @@ def index_select_within(
     return entries
 
 
+def _rows(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """[P, C], [T, n] -> [T, n, C]; an absent slot gives any row, zeros if there is none."""
+    return pool[slots.clamp(min=0)] if len(pool) else torch.zeros(*slots.shape, pool.shape[1])
+
+
 def attention(
     q: torch.Tensor,
     window: torch.Tensor,
@@ -87,7 +92,7 @@ def attention(
 ) -> torch.Tensor:
     """See ``Ops.sparse_attention``; ``bf16`` rounds the probabilities before the product with the values."""
     slots = torch.cat([window_slots, main_slots], 1)
-    latents = torch.cat([window[window_slots.clamp(min=0)], main[main_slots.clamp(min=0)]], 1)
+    latents = torch.cat([_rows(window, window_slots), _rows(main, main_slots)], 1)
     z = torch.einsum("thc,tsc->ths", q, latents) * q.shape[-1] ** -0.5
     z = z.masked_fill((slots < 0)[:, None], float("-inf"))
     largest = z.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)

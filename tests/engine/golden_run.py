@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from deepinfer.engine.api import PrefillMode
-from deepinfer.engine.batch import build_step
-from deepinfer.engine.cache.pools import CachePools
+from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.draft import Anchors, Draft
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import prefill_rule
-from deepinfer.engine.step_plan import Chunk
+from deepinfer.engine.runner import Wave
 from deepinfer.kernels.dispatch import select_ops
 
 
@@ -45,19 +44,17 @@ class GoldenRun:
         def probe(name: str, layer: int, value: torch.Tensor) -> None:
             seen[name][layer] = value.clone()
 
-        ids, size = input_ids.long(), len(input_ids)
-        pools = CachePools(self.config, size + size % 2, 1, True)
-        self.model.reserve(size + self.config.dspark_block_size + 1)
-        chunk = Chunk(token_ids=ids.numpy(), start=0, end=size, prompt_length=size, sequence=0, base=0)
-        rule = prefill_rule(self.config, PrefillMode.OFF, None)
-        step = build_step([chunk], rule, self.model.history_length)
-        hidden = self.model.forward(step, pools, True, probe)
-        assert hidden.features is not None
-        self.draft.write_context(hidden.features, step.decoder, pools)
-        found = self._backbone(seen, self.model.logits(hidden.normed))
-        found["dspark_target_features_last"] = hidden.features[-1]
+        wave = Wave(
+            self.model,
+            self.draft,
+            prefill_rule(self.config, PrefillMode.OFF, None),
+            [input_ids.numpy().astype("int64")],
+        )
+        (rows,) = wave.run(len(input_ids), probe=probe)
+        found = self._backbone(seen, self.model.logits(rows.normed))
+        found["dspark_target_features_last"] = seen["features"][-1][-1]
         if anchors:
-            found |= self._drafted(anchors, pools, seen, probe)
+            found |= self._drafted(anchors, wave.caches, seen, probe)
         return found
 
     def _backbone(self, seen: Any, logits: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -104,10 +101,10 @@ class GoldenRun:
             found[f"candidate_blocks.layer{layer}"] = kept[:, :-1]
         return found
 
-    def _drafted(self, anchors: Any, pools: CachePools, seen: Any, probe: Any) -> dict[str, torch.Tensor]:
+    def _drafted(self, anchors: Any, caches: Caches, seen: Any, probe: Any) -> dict[str, torch.Tensor]:
         tokens, positions = anchors["tokens"].long(), anchors["positions"].long()
         zero = torch.zeros_like(positions)
-        output = self.draft.propose(Anchors(tokens, positions, zero, zero), pools, probe)
+        output = self.draft.propose(Anchors(tokens, positions, zero, zero), caches, probe)
         blocks = output.tokens.shape[0], self.config.dspark_block_size
         stages = [
             seen["draft_streams"][-1 - stage].unflatten(0, blocks)[..., :4]

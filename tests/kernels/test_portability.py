@@ -25,6 +25,10 @@ for rows, inputs, outputs in ((1, 256, 512), (33, 300, 130), (64, 1280, 512)):
     digest.update(ops.rms_norm(y, torch.randn(outputs), 1e-20).numpy().tobytes())
     digest.update(ops.sigmoid(y).numpy().tobytes())
     digest.update(ops.log_softmax(y).numpy().tobytes())
+    heat, top_p, min_p = torch.rand(rows) + 0.5, torch.rand(rows) / 2 + 0.5, torch.rand(rows) / 50
+    words = torch.randint(2**32, (rows, 16))
+    for part in ops.sample(y / 8, heat, top_p, torch.full((rows,), 40), min_p, words):
+        digest.update(part.numpy().tobytes())
 print(digest.hexdigest())
 """
 

@@ -129,7 +129,8 @@ def fake_plan(model: ModelConfig, faults: Faults) -> PlanRows:
                     chunk.base + other if other >= low and position >= low else -1
                     for other in range(position - window + 1, position + 1)
                 ]
-                rows.append((place, position, seen, chunk.base + position, position + 1))
+                slot = chunk.base + position if position >= low else -1
+                rows.append((place, position, seen, slot, position + 1))
         columns = list(zip(*rows, strict=True)) or [()] * 5
         kept, positions, seen_slots, slots, visible = (np.array(c, dtype=np.int64) for c in columns)
         planned = DecoderRows(

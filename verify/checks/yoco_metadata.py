@@ -91,7 +91,7 @@ def defined_rows(
                 num_packed + positions - chunk.start,
                 positions,
                 np.where(is_seen, chunk.base + seen, -1),
-                chunk.base + positions,
+                np.where(positions >= low, chunk.base + positions, -1),
                 positions + 1,
             )
         )

@@ -1,0 +1,74 @@
+"""All caches of a model: blocks of compressed entries, rings of window latents, compressor state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.engine.cache.record_pool import RecordPool, index_format, main_format, window_format
+from deepinfer.engine.model_config import ModelConfig
+from deepinfer.engine.step_plan import BLOCK_TOKENS
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheShape:
+    """How much to allocate.
+
+    Attributes:
+        num_blocks: usable blocks; block 0 exists besides and means "none".
+        num_slots: state slots, one per live sequence.
+        ring: window positions a slot remembers.
+        draft_ring: the same in the draft stages; 0 leaves the draft caches out.
+        exact: keep float32 instead of the released formats (comparison with references only).
+    """
+
+    num_blocks: int
+    num_slots: int
+    ring: int
+    draft_ring: int = 0
+    exact: bool = False
+
+
+def default_ring(config: ModelConfig) -> int:
+    """Window plus what verification of one draft block may take back (engine.md section 4.3)."""
+    return config.sliding_window + config.dspark_block_size + 1
+
+
+class Caches:
+    """The storage; who owns which block and slot is decided elsewhere."""
+
+    def __init__(self, config: ModelConfig, shape: CacheShape) -> None:
+        """Allocate everything zeroed."""
+        self.config, self.shape = config, shape
+        window = window_format(config, shape.exact)
+        stages = config.num_nextn_predict_layers if shape.draft_ring else 0
+        self.window = [
+            RecordPool(window, shape.num_slots, shape.ring) for _ in range(config.num_hidden_layers)
+        ]
+        self.draft_window = [RecordPool(window, shape.num_slots, shape.draft_ring) for _ in range(stages)]
+        self.main: dict[int, RecordPool] = {}
+        self.index: dict[int, RecordPool] = {}
+        self.pending: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layer in config.kv_source_layer_ids:
+            ratio = config.compress_ratio(layer)
+            groups, per_group = shape.num_blocks + 1, BLOCK_TOKENS // ratio
+            self.main[layer] = RecordPool(main_format(config, shape.exact), groups, per_group)
+            self.index[layer] = RecordPool(index_format(config, shape.exact), groups, per_group)
+            if ratio == 2:
+                # float32 value and score of the last token of an incomplete group
+                self.pending[layer] = (
+                    torch.zeros(shape.num_slots, config.head_dim),
+                    torch.zeros(shape.num_slots, config.head_dim),
+                )
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers that own entries."""
+        return sum(pool.buffer.shape[1] for pools in (self.main, self.index) for pool in pools.values())
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one sequence's rings and compressor state."""
+        rings = sum(pool.buffer.shape[1] for pool in [*self.window, *self.draft_window])
+        return rings + sum(4 * (v.shape[1] + s.shape[1]) for v, s in self.pending.values())

@@ -1,0 +1,33 @@
+"""State of a sequence at a block boundary: the window latents that the rings held there, as stored bytes.
+
+At a multiple of 128 every compression group is closed, so rings are all the state there is (product.md
+section 9).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.engine.cache.caches import Caches
+from deepinfer.engine.cache.record_pool import RecordPool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """``rings[layer]`` uint8 [W, record bytes], the W positions before the boundary, ascending."""
+
+    rings: dict[int, torch.Tensor]
+
+    def restore(self, caches: Caches, slot: int, boundary: int) -> None:
+        """Put the records back where the rings of ``slot`` keep the positions before ``boundary``."""
+        for layer, saved in self.rings.items():
+            pool = caches.window[layer]
+            positions = torch.arange(boundary - saved.shape[0], boundary)
+            _records(pool)[slot, positions % pool.per_group] = saved
+
+
+def _records(pool: RecordPool) -> torch.Tensor:
+    """All records uint8 [groups, per_group, bytes]; a window record's codes and scales lie together."""
+    return pool.buffer.view(pool.buffer.shape[0], pool.per_group, pool.record.num_bytes)

@@ -1,0 +1,164 @@
+"""Packed cache records: quantise rows into paged bytes, decode chosen records (model.md section 8).
+
+Elements are rounded and never summed, so these bytes are the ones of ``engine.formats`` and of every other
+kernel set, and ``load(store(x))`` is the round trip of ``fake_quant``.
+
+Legend: T rows to store, n records to load, W channels of a row, B blocks of S records, d data and s scale
+bytes of a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deepinfer.kernels.cpu import record_kernels as kernels
+from deepinfer.kernels.cpu.group_decode import E4M3_VALUES, E8M0_VALUES
+from deepinfer.kernels.cpu.workers import Workers
+
+_GRAIN_VALUES = 1 << 14
+"""A part of fewer values than this costs less than waking a thread for it."""
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A quantised record: its number in the kernels, channels and data bytes of a group, values of scales."""
+
+    number: int
+    group: int
+    group_bytes: int
+    scale_values: npt.NDArray[np.float32]
+
+
+_FORMATS: dict[str, _Format | None] = {
+    "mxfp8": _Format(kernels.MXFP8, 32, 32, E8M0_VALUES),
+    "mxfp4": _Format(kernels.MXFP4, 32, 16, E8M0_VALUES),
+    "fp4": _Format(kernels.FP4_E4M3, 16, 8, E4M3_VALUES),
+    "exact": None,  # float32 as it is
+}
+
+
+def store_records(
+    kind: str,
+    values: torch.Tensor,
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    rows: torch.Tensor,
+    workers: Workers,
+) -> None:
+    """Quantise ``values`` float32 [T, W] into their records; see ``Ops.store_records``.
+
+    Raises:
+        ValueError: a shape does not fit the format, or a row is neither -1 nor a record.
+    """
+    num_rows, width = values.shape
+    form = _check(kind, width, data, scales, rows)
+    if values.dtype != torch.float32 or rows.shape[0] != num_rows:
+        raise ValueError(
+            f"store_records: {rows.shape[0]} rows for {values.dtype} values {list(values.shape)}"
+        )
+    source, index = values.contiguous().numpy(), rows.contiguous().numpy()
+    codes, factors, layout = _flat(data), _flat(scales), _layout(data, scales)
+    outside: list[int] = []
+    if form is None:
+        raw = source.view(np.uint8)
+
+        def part(low: int, high: int) -> None:
+            outside.append(kernels.copy_kernel(raw, codes, layout, index, True, low, high))
+    else:
+        number, groups = form.number, source.reshape(num_rows, width // form.group, form.group)
+
+        def part(low: int, high: int) -> None:
+            outside.append(
+                kernels.store_kernel(source, groups, codes, factors, layout, index, number, low, high)
+            )
+
+    workers.run(num_rows, max(1, _GRAIN_VALUES // width), part)
+    _refuse_outside("store_records", sum(outside), data)
+
+
+def load_records(
+    kind: str,
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    rows: torch.Tensor,
+    width: int,
+    workers: Workers,
+) -> torch.Tensor:
+    """Decode records to float32 [n, width]; see ``Ops.load_records``.
+
+    Raises:
+        ValueError: a shape does not fit the format, or a row is neither -1 nor a record.
+    """
+    form = _check(kind, width, data, scales, rows)
+    num_rows = rows.shape[0]
+    index, out = rows.contiguous().numpy(), np.empty((num_rows, width), np.float32)
+    codes, factors, layout = _flat(data), _flat(scales), _layout(data, scales)
+    outside: list[int] = []
+    if form is None:
+        raw = out.view(np.uint8)
+
+        def part(low: int, high: int) -> None:
+            outside.append(kernels.copy_kernel(raw, codes, layout, index, False, low, high))
+    else:
+        number, table = form.number, form.scale_values
+        groups = out.reshape(num_rows, width // form.group, form.group)
+
+        def part(low: int, high: int) -> None:
+            outside.append(
+                kernels.load_kernel(codes, factors, layout, table, index, groups, number, low, high)
+            )
+
+    workers.run(num_rows, max(1, _GRAIN_VALUES // width), part)
+    _refuse_outside("load_records", sum(outside), data)
+    return torch.from_numpy(out)
+
+
+def _flat(part: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes from the first to the last of ``part`` [B, S, n], whatever lies between."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
+    return part.as_strided((span if part.numel() else 0,), (1,)).numpy()
+
+
+def _layout(data: torch.Tensor, scales: torch.Tensor) -> npt.NDArray[np.int64]:
+    """See ``record_kernels``."""
+    return np.array([*data.shape[:2], *data.stride()[:2], *scales.stride()[:2]], np.int64)
+
+
+def _check(
+    kind: str, width: int, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor
+) -> _Format | None:
+    """The format of ``kind``, if the buffers have its shape; the kernels use addresses and check nothing."""
+    if kind not in _FORMATS:
+        raise ValueError(f"records: unknown kind {kind!r}; choose from {', '.join(_FORMATS)}")
+    form = _FORMATS[kind]
+    group, group_bytes = (form.group, form.group_bytes) if form else (1, 4)
+    num_bytes, num_scales = width // group * group_bytes, width // group if form else 0
+    fits = (
+        width > 0
+        and width % group == 0
+        and data.ndim == 3
+        and data.shape[2] == num_bytes
+        and scales.shape == (*data.shape[:2], num_scales)
+        and data.dtype == scales.dtype == torch.uint8
+        and data.stride(2) == 1
+        and (num_scales == 0 or scales.stride(2) == 1)
+        and rows.ndim == 1
+        and rows.dtype == torch.int64
+    )
+    if not fits:
+        raise ValueError(
+            f"records: {kind} of width {width} (a multiple of {group}) needs int64 rows [n], uint8 data"
+            f" [B, S, {num_bytes}] and scales [B, S, {num_scales}], the last axes contiguous;"
+            f" got {list(rows.shape)}, {list(data.shape)} and {list(scales.shape)}"
+        )
+    return form
+
+
+def _refuse_outside(name: str, num_outside: int, data: torch.Tensor) -> None:
+    if num_outside:
+        num_records = data.shape[0] * data.shape[1]
+        raise ValueError(f"{name}: {num_outside} rows are neither -1 nor one of the {num_records} records")

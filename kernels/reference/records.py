@@ -1,0 +1,79 @@
+"""Packed cache records in plain torch (model.md section 8).
+
+Exact, so every kernel set must give these bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from deepinfer.kernels.reference import fake_quant
+
+_GROUPS = {"mxfp8": 32, "mxfp4": 32, "fp4": 16}
+
+
+def store(
+    kind: str, values: torch.Tensor, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor
+) -> None:
+    """See ``Ops.store_records``."""
+    _check(rows, data)
+    kept = rows >= 0
+    at = (rows[kept] // data.shape[1], rows[kept] % data.shape[1])
+    codes, scale_bytes = _quantise(kind, values[kept])
+    data[at] = codes
+    scales[at] = scale_bytes
+
+
+def load(kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int) -> torch.Tensor:
+    """See ``Ops.load_records``."""
+    _check(rows, data)
+    kept = rows >= 0
+    at = (rows[kept] // data.shape[1], rows[kept] % data.shape[1])
+    out = torch.zeros(rows.shape[0], width)
+    out[kept] = _dequantise(kind, data[at], scales[at])
+    return out
+
+
+def _check(rows: torch.Tensor, data: torch.Tensor) -> None:
+    num_records = data.shape[0] * data.shape[1]
+    num_outside = int(((rows < -1) | (rows >= num_records)).sum())
+    if num_outside:
+        raise ValueError(f"records: {num_outside} rows are neither -1 nor one of the {num_records} records")
+
+
+def _quantise(kind: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, W] -> data bytes [T, d] and scale bytes [T, s]; a group that is not finite gets the NaN scale."""
+    if kind == "exact":
+        return x.contiguous().view(torch.uint8), torch.empty(x.shape[0], 0, dtype=torch.uint8)
+    groups = fake_quant.split(x, _GROUPS[kind])
+    broken = ~groups.isfinite().all(-1)
+    if kind == "fp4":
+        scale = fake_quant.fp4_scale(groups)
+        scale_bytes = scale.to(torch.float8_e4m3fn).view(torch.uint8)[..., 0].masked_fill(broken, 127)
+    else:
+        scale = fake_quant.mxfp8_scale(groups) if kind == "mxfp8" else fake_quant.mxfp4_scale(groups)
+        exponent = scale.view(torch.int32)[..., 0] >> 23
+        scale_bytes = exponent.to(torch.uint8).masked_fill(broken, 255)
+    if kind == "mxfp8":
+        return (groups / scale).to(torch.float8_e4m3fn).view(torch.uint8).flatten(1), scale_bytes
+    rounded = fake_quant.round_e2m1(groups / scale).flatten(1)
+    magnitudes = fake_quant.E2M1_VALUES[:8].contiguous()
+    codes = torch.searchsorted(magnitudes, rounded.abs()).to(torch.uint8)
+    codes += rounded.signbit().to(torch.uint8) * 8
+    return codes[:, 0::2] | (codes[:, 1::2] << 4), scale_bytes
+
+
+def _dequantise(kind: str, data: torch.Tensor, scale_bytes: torch.Tensor) -> torch.Tensor:
+    """Data bytes [n, d] and scale bytes [n, s] -> [n, W]."""
+    if kind == "exact":
+        return data.contiguous().view(torch.float32)
+    if kind == "fp4":
+        scale = scale_bytes.view(torch.float8_e4m3fn).to(torch.float32)
+    else:
+        bits = (scale_bytes.to(torch.int32) << 23).clamp(min=1 << 22)  # byte 0 is the subnormal 2**-127
+        scale = bits.view(torch.float32).masked_fill(scale_bytes == 255, torch.nan)
+    if kind == "mxfp8":
+        codes = data.view(torch.float8_e4m3fn).to(torch.float32)
+    else:
+        codes = fake_quant.E2M1_VALUES[torch.stack((data & 15, data >> 4), -1).flatten(1).to(torch.int64)]
+    return (fake_quant.split(codes, _GROUPS[kind]) * scale[..., None]).flatten(1)
