@@ -12,6 +12,9 @@ from typing import Any
 import click
 
 from deepinfer import __version__
+from deepinfer.commands.bench import bench
+from deepinfer.commands.doctor import doctor
+from deepinfer.commands.generate import generate
 from deepinfer.commands.group import CommandGroup
 from deepinfer.commands.options import (
     engine_config,
@@ -40,7 +43,7 @@ def main(debug: bool) -> None:  # CommandGroup reads --debug from the context
     """
 
 
-@main.command(epilog=example("deepinfer inspect", "deepinfer inspect --model models/mini/config.json"))
+@main.command(epilog=example("deepinfer inspect", "deepinfer inspect --json"))
 @model_option
 @json_option
 def inspect(model: Path | None, as_json: bool) -> None:
@@ -254,6 +257,10 @@ def compare(
     comparison = compare_runs(run_a, run_b, CompareConfig(tolerance=tolerance, **limits))
     click.echo(json.dumps(comparison.to_dict(), indent=2) if as_json else render_comparison(comparison))
     return comparison.exit_code
+
+
+for command in (generate, doctor, bench):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What every command of the command line shares: how it ends, its options, its progress display."""
+"""Commands of the command line, and what they share: how they end, their options, their progress display."""

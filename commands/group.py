@@ -39,7 +39,10 @@ class CommandGroup(click.Group):
         except click.ClickException as error:
             if not standalone_mode:
                 raise
-            error.show()
+            if isinstance(error, click.exceptions.NoArgsIsHelpError):
+                error.show()  # the whole help is the answer to a command without arguments
+            else:
+                click.echo(f"error: {describe_click_error(error)}", err=True)
             status = EXIT_USAGE
         except click.Abort:  # also what click makes of KeyboardInterrupt
             click.echo("interrupted", err=True)
@@ -64,6 +67,13 @@ class CommandGroup(click.Group):
             message, status = describe_error(error)
             click.echo(f"error: {message}", err=True)
             ctx.exit(status)
+
+
+def describe_click_error(error: click.ClickException) -> str:
+    """One line for an error of click's own, which would print the usage above it; names the help instead."""
+    text = " ".join(error.format_message().split())
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"{text} (see '{context.command_path} --help')" if context else text
 
 
 def describe_error(error: Exception) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from deepinfer.engine.api import CacheFormat, EngineConfig, PrefillMode, Profile
+from deepinfer.engine.errors import ConfigError
 
 Command = Callable[..., Any]
 
@@ -60,7 +61,15 @@ def engine_options(command: Command) -> Command:
 def engine_config(
     profile: str, cache_format: str, prefill: str, keep: int | None, threads: int | None
 ) -> EngineConfig:
-    """The config that the options of `engine_options` describe."""
+    """The config that the options of `engine_options` describe.
+
+    Raises:
+        ConfigError: kept rows without a mode that keeps rows; ignoring them would answer another question.
+    """
+    if keep is not None and PrefillMode(prefill) is PrefillMode.OFF:
+        raise ConfigError(
+            f"--keep {keep} is read by --prefill mask and compact only; add one or leave it out"
+        )
     return EngineConfig(
         profile=Profile(profile),
         cache_format=CacheFormat(cache_format),

@@ -91,6 +91,12 @@ class TextTokenizer:
             token_bytes=np.array([0, *map(len, pieces)], dtype=np.int32),
         )
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes a token adds to a text: none for a special token, or for an id without an entry."""
+        if self._added_text.get(token_id) in self._special:
+            return b""
+        return self._bytes_of_id.get(token_id, b"")
+
     @cached_property
     def _bytes_of_id(self) -> dict[int, bytes]:
         """The bytes each token stands for; a token may hold part of a character."""

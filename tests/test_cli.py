@@ -47,7 +47,7 @@ def run_raising(error: BaseException, *arguments: str) -> Result:
         (PermissionError(errno.EACCES, "Permission denied", "run"), 2, "error: run: Permission denied"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (click.Abort(), 130, "interrupted"),
-        (click.FileError("x.jsonl", "is a folder"), 2, "Error: Could not open file 'x.jsonl': is a folder"),
+        (click.FileError("x.jsonl", "is a folder"), 2, "error: Could not open file 'x.jsonl': is a folder"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -73,10 +73,32 @@ def test_debug_shows_the_traceback_and_keeps_the_code() -> None:
     assert result.stderr.endswith("error: bad\n")
 
 
-def test_an_unknown_option_is_usage() -> None:
-    result = CliRunner().invoke(main, ["verify", "--nonsense"])
+@pytest.mark.parametrize(
+    ("arguments", "where", "what"),
+    [
+        (["verify", "--nonsense"], "deepinfer verify", "No such option '--nonsense'."),
+        (["verify", "--profile", "slow"], "deepinfer verify", "'slow' is not one of 'strict', 'fast'."),
+        (["verify", "--threads", "0"], "deepinfer verify", "0 is not in the range x>=1."),
+        (["score", "--tokens", "ids.jsonl"], "deepinfer score", "Missing option '--out'."),
+        (["inspect", "--model", "absent"], "deepinfer inspect", "Path 'absent' does not exist."),
+        (["compare", "run-a"], "deepinfer compare", "Missing argument 'RUN_B'."),
+        (["inspct"], "deepinfer", "No such command 'inspct'."),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_help(arguments: list[str], where: str, what: str) -> None:
+    result = CliRunner().invoke(main, arguments, prog_name="deepinfer")
     assert result.exit_code == 2
-    assert "No such option '--nonsense'" in result.stderr
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert what in line
+    assert line.endswith(f" (see '{where} --help')")
+
+
+def test_no_command_at_all_shows_the_help() -> None:
+    result = CliRunner().invoke(main, [])
+    assert result.exit_code == 2
+    assert "Commands:" in result.stderr
 
 
 def test_version() -> None:

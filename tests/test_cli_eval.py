@@ -90,6 +90,7 @@ def test_options_come_from_the_environment_too(invoke: Invoke, monkeypatch: pyte
         (["--context", "9000"], "the model takes 8192 ids at most"),
         (["--workload", "longctx", "--policy", "document"], "sample 'longctx-00': 11348 ids are more than"),
         (["--out", "ids.jsonl"], "ids.jsonl: cannot write there (File exists)"),
+        (["--keep", "80"], "--keep 80 is read by --prefill mask and compact only"),
     ],
 )
 def test_eval_refuses_in_one_line_with_2(invoke: Invoke, arguments: list[str], message: str) -> None:

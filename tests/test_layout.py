@@ -26,7 +26,7 @@ ROOM_IMPORTS = {
     "baselines": set[str](),
     "eval": {"engine", "baselines"},
     "verify": {"eval", "engine", "kernels", "baselines"},
-    "commands": {"engine"},
+    "commands": {"verify", "eval", "engine", "baselines"},
     "cli": {"verify", "eval", "engine", "baselines", "commands"},
 }
 LIBRARY_IMPORTS = {

@@ -24,7 +24,7 @@ from deepinfer.verify.checks import (
     yoco_draft,
     yoco_metadata,
 )
-from deepinfer.verify.context import CheckContext
+from deepinfer.verify.context import CheckContext, full_requests
 from deepinfer.verify.live import open_context
 from deepinfer.verify.report import listing_records
 from deepinfer.verify.result import CheckResult, Status, Verdict
@@ -111,10 +111,13 @@ def run_verify(
     checks = select_checks(config)
     started_s = time.perf_counter()
     context = open_context(config.model, config.engine)
+    notes = [NO_BASELINES]
     if any(check.needs_model for check in checks):
         progress("loading the model", 0, len(checks))
         with suppress(NonFiniteError):  # a verdict, which the first check will reach
             _ = context.base
+            progress("first request (compiles the kernels once per version)", 0, len(checks))
+            notes.append(f"kernels ready after {_first_request_s(context):.1f} s")
     results: list[CheckResult] = []
     for index, check in enumerate(checks):
         progress(check.name, index, len(checks))
@@ -123,9 +126,16 @@ def run_verify(
     return Verdict(
         results=tuple(results),
         subject=_subject(context),
-        notes=(NO_BASELINES,),
+        notes=tuple(notes),
         seconds=time.perf_counter() - started_s,
     )
+
+
+def _first_request_s(context: CheckContext) -> float:
+    """Seconds that one short request takes; a first use compiles, which is no check's own time."""
+    started_s = time.perf_counter()
+    context.base.score(full_requests(context.samples([64])))
+    return time.perf_counter() - started_s
 
 
 def _run_check(check: Check, context: CheckContext, before: list[CheckResult]) -> CheckResult:

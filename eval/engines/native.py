@@ -1,17 +1,24 @@
-"""The package's own engine as a scorer."""
+"""The package's own engine as a scorer and a source of continuations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from deepinfer.engine.api import EngineConfig, PrefillMode, ScoreRequest
+from deepinfer.engine.api import (
+    EngineConfig,
+    GenerateRequest,
+    PrefillMode,
+    RequestFailure,
+    ScoreRequest,
+    TokenRecord,
+)
 from deepinfer.engine.llm import LLM
 from deepinfer.eval.engines.protocol import Outcome
 
 
 class NativeScorer:
-    """Adapter on :class:`deepinfer.engine.llm.LLM`; one implementation of ``protocol.Scorer``."""
+    """Adapter on :class:`deepinfer.engine.llm.LLM`; a ``Scorer`` that generates too."""
 
     name = "native"
 
@@ -61,3 +68,7 @@ class NativeScorer:
     def score_iter(self, requests: Iterable[ScoreRequest]) -> Iterator[Outcome]:
         """Score a stream of requests, in order."""
         return iter(self._llm.score_iter(requests))
+
+    def generate_iter(self, requests: Sequence[GenerateRequest]) -> Iterator[TokenRecord | RequestFailure]:
+        """Continue all requests together, token by token."""
+        return self._llm.generate_iter(requests)
