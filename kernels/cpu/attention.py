@@ -201,5 +201,6 @@ def sparse_attention(
             queries, near, near_slots, far, far_slots, sinks, scale, bf16, out, low, high
         ),
         parts_per_thread=4,
+        item_cost=40 * queries.shape[1] * queries.shape[2] * 10,
     )
     return torch.from_numpy(out)

@@ -200,6 +200,7 @@ def _run_experts(
             low,
             high,
         ),
+        item_cost=3 * (len(pair_rows) // max(len(tasks), 1)) * experts.gate[0].size,
     )
     return out
 

@@ -188,6 +188,7 @@ def hc_mix(
             low,
             high,
         ),
+        item_cost=40_000,
     )
     return torch.from_numpy(pre), torch.from_numpy(post), torch.from_numpy(comb)
 

@@ -251,6 +251,7 @@ def index_select(
             queries, weights, pool, bases, visible, block_size, bf16, longest, entries, blocks, low, high
         ),
         parts_per_thread=8,
+        item_cost=longest * queries.shape[1] * queries.shape[2],
     )
     return torch.from_numpy(entries), torch.from_numpy(blocks)
 
@@ -277,5 +278,6 @@ def index_select_within(
         lambda low, high: _reindex_kernel(
             queries, weights, pool, bases, visible, block_size, bf16, allowed, entries, low, high
         ),
+        item_cost=allowed.shape[1] * block_size * queries.shape[1] * queries.shape[2],
     )
     return torch.from_numpy(entries)

@@ -124,5 +124,6 @@ def linear(x: torch.Tensor, weight: PackedLinear, bf16: bool, workers: Workers) 
         rows.shape[0],
         TILE_ROWS,
         lambda low, high: _linear_kernel(rows, weight.panels, out, weight.num_outputs, bf16, low, high),
+        item_cost=weight.panels.size,
     )
     return torch.from_numpy(out)

@@ -135,7 +135,10 @@ def token_logprobs(
     logprobs = np.empty(source.shape[0], np.float32)
     ranks = np.empty(source.shape[0], np.int32)
     workers.run(
-        source.shape[0], 1, lambda low, high: _gather_kernel(source, wanted, logprobs, ranks, low, high)
+        source.shape[0],
+        1,
+        lambda low, high: _gather_kernel(source, wanted, logprobs, ranks, low, high),
+        item_cost=40 * source.shape[1],
     )
     return torch.from_numpy(logprobs), torch.from_numpy(ranks)
 
@@ -144,5 +147,10 @@ def log_softmax(logits: torch.Tensor, workers: Workers) -> torch.Tensor:
     """All log-probabilities: float32 [T, V] -> float32 [T, V], the same bits ``token_logprobs`` gathers."""
     source = logits.contiguous().numpy()
     out = np.empty_like(source)
-    workers.run(source.shape[0], 1, lambda low, high: _log_softmax_kernel(source, out, low, high))
+    workers.run(
+        source.shape[0],
+        1,
+        lambda low, high: _log_softmax_kernel(source, out, low, high),
+        item_cost=40 * source.shape[1],
+    )
     return torch.from_numpy(out)

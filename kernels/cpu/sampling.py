@@ -176,5 +176,6 @@ def sample(
         lambda low, high: _sample_kernel(
             source, heat, mass, count, floor, random, lanes, ids, logprobs, low, high
         ),
+        item_cost=100 * vocabulary,
     )
     return torch.from_numpy(ids), torch.from_numpy(logprobs)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+HANDOFF_COST = 4_000_000
+"""About 0.1 ms at the speed of the matrix products, measured for a thread pool on a virtual machine."""
+
 
 class Workers:
     """A fixed number of threads that call ``body(low, high)`` on parts of ``range(num_items)``.
@@ -18,22 +21,27 @@ class Workers:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         self.num_threads = num_threads
+        self.handoff_cost = HANDOFF_COST
         self._pool = ThreadPoolExecutor(num_threads - 1, "deepinfer-kernel") if num_threads > 1 else None
 
     def run(
-        self, num_items: int, grain: int, body: Callable[[int, int], None], parts_per_thread: int = 1
+        self,
+        num_items: int,
+        grain: int,
+        body: Callable[[int, int], None],
+        parts_per_thread: int = 1,
+        item_cost: int = 5000,
     ) -> None:
-        """Call ``body`` so that each of ``num_items`` items is covered once.
+        """Call ``body`` so that each item is covered once; parts are multiples of ``grain``.
 
-        Parts are multiples of ``grain``.
-
-        ``parts_per_thread`` above 1 cuts finer and lets a free thread take the next part, for items of
-        uneven cost.
+        ``parts_per_thread`` above 1 cuts finer and lets a free thread take the next part, for items of uneven
+        cost. ``item_cost`` is the rough work of an item in multiply-adds of a matrix product; waking a thread
+        costs as much as ``HANDOFF_COST`` of them, so smaller calls stay on the caller's thread.
         """
         if num_items <= 0:
             return
         num_grains = -(-num_items // grain)
-        if self._pool is None or num_grains == 1:
+        if self._pool is None or num_grains == 1 or num_items * item_cost < self.handoff_cost:
             body(0, num_items)
             return
         parts = min(self.num_threads * parts_per_thread, num_grains)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from deepinfer.kernels.cpu.backend import CpuOps
 from deepinfer.kernels.dispatch import select_ops
 from deepinfer.kernels.interface import Ops
 
@@ -21,8 +22,10 @@ def bf16(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def cpu(bf16: bool) -> Ops:
-    """The batch-invariant kernels on two threads."""
-    return select_ops("cpu", bf16=bf16, num_threads=2)
+    """The batch-invariant kernels on two threads, which share even the smallest call."""
+    ops = CpuOps(bf16, True, 2)
+    ops.workers.handoff_cost = 0
+    return ops
 
 
 @pytest.fixture(scope="session")
