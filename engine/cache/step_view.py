@@ -26,17 +26,27 @@ class StepView:
         self._entries: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._keys: dict[int, torch.Tensor] = {}
         self._main: dict[int, torch.Tensor] = {}
+        self._chosen: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        self._ring_rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def window(self, layer: int, latents: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Window buffer of a layer, float32 [H + T, C], and its rows stored for later steps."""
         pool = self.caches.window[layer]
         # history first: a long chunk writes over the very ring records it has to read
-        history = pool.load(self.ops, rows.history_records(pool.per_group))
-        pool.store(self.ops, latents, rows.ring_records(pool.per_group))
+        history_rows, ring_rows = self._ring_records(rows, pool.per_group)
+        history = pool.load(self.ops, history_rows)
+        pool.store(self.ops, latents, ring_rows)
         buffer = torch.cat([history, latents])
         if layer < self.snapshot_layers:
             self._save(layer, buffer, rows)
         return buffer
+
+    def _ring_records(self, rows: Rows, ring: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ring records that ``rows`` read and write; the same for all layers of a half."""
+        key = id(rows), ring  # the step holds its rows, so the id stays theirs
+        if key not in self._ring_rows:
+            self._ring_rows[key] = rows.history_records(ring), rows.ring_records(ring)
+        return self._ring_rows[key]
 
     def _save(self, layer: int, buffer: torch.Tensor, rows: Rows) -> None:
         """Pack the windows that end at block boundaries: uint8 [boundaries of the step, W, bytes]."""
@@ -89,6 +99,15 @@ class StepView:
         Returns:
             float32 [M, C] and int64 [T, K], the row of it that holds each entry, -1 for none.
         """
+        if source in self._chosen and self._chosen[source][0] is selected:
+            return self._chosen[source][1:]  # a layer that reuses the selection of the one before it
+        latents, places = self._read_main(source, ratio, selected, rows)
+        self._chosen[source] = selected, latents, places
+        return latents, places
+
+    def _read_main(
+        self, source: int, ratio: int, selected: torch.Tensor, rows: Rows
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         records, base = self.entries(ratio)
         places = torch.where(selected >= 0, selected + base[rows.chunk][:, None], -1)
         if source not in self._main and records.shape[0] > selected.numel():
