@@ -103,6 +103,7 @@ def verify(
         listing = runner.describe_checks()
         click.echo(json.dumps(listing, indent=2) if as_json else report.render_listing(listing))
         return 0
+    report.require_folders(junit, summary)
     engine = EngineConfig(profile=Profile(profile), num_threads=threads)
     plan = runner.VerifyConfig(model=model, engine=engine, checks=checks, tier=tier)
     with progress_display() as progress:

@@ -69,11 +69,12 @@ class EvalResult:
 
     @property
     def exit_code(self) -> int:
-        """2 when a sample could not be run, 5 when a log-probability is not finite, otherwise 0."""
+        """2: a sample could not be run; 5: a value is not finite or nothing was scored; otherwise 0."""
         problems = [line for corpus in self.corpora for line in corpus.samples if line.problem]
         if any(line.is_failure for line in problems):
             return 2
-        return 5 if problems else 0
+        empty = [c for c in self.corpora if c.figures is not None and c.figures.mean_nll is None]
+        return 5 if problems or empty else 0
 
     @property
     def verdict(self) -> str:

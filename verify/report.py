@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepinfer.engine.errors import ConfigError
 from deepinfer.verify.check import Check
 from deepinfer.verify.report_files import render_json, render_junit, render_markdown
 from deepinfer.verify.result import CheckResult, Status, Verdict
@@ -55,6 +56,17 @@ def render_listing(records: Sequence[dict[str, str | bool | None]]) -> str:
     """One line per check."""
     width = max(len(str(record["name"])) for record in records)
     return "\n".join(f"{record['name']!s:<{width}}  {record['about']}" for record in records)
+
+
+def require_folders(*files: Path | None) -> None:
+    """Refuse files that could not be written, before the work instead of after it.
+
+    Raises:
+        ConfigError: the folder of one does not exist.
+    """
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise ConfigError(f"{file}: its folder does not exist; create it, or write elsewhere")
 
 
 def write_files(verdict: Verdict, *, junit: Path | None, summary: Path | None) -> None:

@@ -106,6 +106,12 @@ def test_texts_of_other_lengths_in_the_run_add_no_padding(make_scorer: Make, wri
     ]
 
 
+def test_a_run_that_scores_nothing_is_inconclusive(make_scorer: Make, write_texts: Write) -> None:
+    result = run(make_scorer(), write_texts("a"), "half:16")
+    assert (result.exit_code, result.verdict) == (5, "inconclusive")
+    assert run(make_scorer(), write_texts(TEXT), "half:16").exit_code == 0
+
+
 def test_a_document_of_one_token_is_scored_and_one_too_short_for_a_policy_is_shown(
     make_scorer: Make, write_texts: Write
 ) -> None:

@@ -86,6 +86,13 @@ def test_json_holds_the_verdict_and_nothing_else(verify: Callable[..., Result]) 
     assert (record["exit_code"], record["checks"][0]["name"]) == (0, "rerun")
 
 
+def test_a_report_without_a_folder_is_refused_before_the_work(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere" / "junit.xml"
+    result = CliRunner().invoke(main, ["verify", "--tier", "metadata", "--junit", str(missing)])
+    assert result.exit_code == 2
+    assert "its folder does not exist; create it, or write elsewhere" in result.stderr
+
+
 def test_files_for_other_tools_are_written(verify: Callable[..., Result], tmp_path: Path) -> None:
     junit, summary = tmp_path / "junit.xml", tmp_path / "summary.md"
     assert verify("--tier", "metadata", "--junit", str(junit), "--summary", str(summary)).exit_code == 0
