@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from deepinfer.engine.prefill import PrefillRule, visible_entries
@@ -84,7 +85,7 @@ def build_step(chunks: Sequence[Chunk], rule: PrefillRule, history: int) -> Step
     plan = plan_step(chunks, rule, history)
     return Step(
         plan=plan,
-        token_ids=torch.from_numpy(plan.token_ids),
+        token_ids=torch.from_numpy(np.ascontiguousarray(plan.token_ids)),
         encoder=_tensors(plan.encoder, chunks),
         kept=torch.from_numpy(plan.kept),
         decoder=_tensors(plan.decoder, chunks),

@@ -92,7 +92,7 @@ class EngineCore:
             return RequestFailure(request_id=request.request_id, reason=f"{request.request_id}: {reason}")
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         for index in range(request.params.n):
-            sequence = Sequence(request, self._num_added, seed, index, ids.tolist(), len(ids))
+            sequence = Sequence(request, self._num_added, seed, index, ids)
             self._num_added += 1
             self._live[sequence.key] = sequence
             self.scheduler.add(sequence)
@@ -128,8 +128,8 @@ class EngineCore:
         complete = [i for i, (sequence, _) in enumerate(planned) if sequence.num_remaining == 0]
         if not complete:
             return []
-        owner = step.decoder.chunk.numpy()
-        last_rows = [int(np.flatnonzero(owner == i)[-1]) for i in complete]
+        ends = np.searchsorted(step.decoder.chunk.numpy(), complete, side="right")  # rows are sorted by chunk
+        last_rows = torch.from_numpy(ends - 1)
         return self._sample([planned[i][0] for i in complete], hidden.normed[last_rows])
 
     def _sample(self, sequences: Items[Sequence], normed: torch.Tensor) -> list[TokenRecord]:
@@ -138,18 +138,18 @@ class EngineCore:
             self.model.logits(normed),
             [sequence.request.params for sequence in sequences],
             [sequence.seed for sequence in sequences],
-            [len(sequence.token_ids) for sequence in sequences],
+            [sequence.num_tokens for sequence in sequences],
             [sequence.sample_index for sequence in sequences],
         )
         return [self._emit(sequence, sampled, row) for row, sequence in enumerate(sequences)]
 
     def _emit(self, sequence: Sequence, sampled: Sampled, row: int) -> TokenRecord:
-        token_id, position = int(sampled.token_ids[row]), len(sequence.token_ids)
-        sequence.token_ids.append(token_id)
+        token_id, position = int(sampled.token_ids[row]), sequence.num_tokens
+        sequence.append(token_id)
         reason = finish_reason(
             sequence.request.params,
             sequence.prompt_length,
-            sequence.token_ids[sequence.prompt_length :],
+            sequence.output_ids,
             eos_token_id=self.model.config.eos_token_id,
             max_model_len=self.max_length,
             stop_text=sequence.request.should_stop,
@@ -181,7 +181,7 @@ class EngineCore:
             request_id=sequence.request.request_id,
             sample_index=sequence.sample_index,
             token_id=None,
-            position=len(sequence.token_ids),
+            position=sequence.num_tokens,
             raw_logprob=math.nan,
             processed_logprob=math.nan,
             finish_reason=reason,
@@ -200,7 +200,7 @@ class EngineCore:
         if not self.config.prefix_caching:
             return
         # the last known token is always computed: its row gives the next one
-        limit = len(sequence.token_ids) - 1
+        limit = sequence.num_tokens - 1
         if self.rule.mode is not PrefillMode.OFF:
             limit = min(limit, self.rule.low(sequence.prompt_length))
         match = self.tree.match(sequence.token_ids, limit)

@@ -33,20 +33,32 @@ class PrefillRule:
 
     def low(self, num_tokens: int) -> int:
         """First kept position of a prompt of ``num_tokens``; 0 in mode off."""
-        return 0 if self.mode is PrefillMode.OFF else max(0, num_tokens - self.keep)
+        return int(self.lows(np.int64(num_tokens)))
 
-    def decoder_positions(self, start: int, end: int, num_tokens: int) -> Int64:
-        """Positions of the chunk ``[start, end)`` that the decoder layers compute, int64, ascending."""
-        first = max(start, self.low(num_tokens)) if self.mode is PrefillMode.COMPACT else start
-        return np.arange(first, max(first, end), dtype=np.int64)
+    def lows(self, num_tokens: Int64 | np.int64) -> Int64:
+        """``low`` of each prompt length."""
+        kept_from = np.maximum(num_tokens - self.keep, 0)
+        return np.zeros_like(kept_from) if self.mode is PrefillMode.OFF else kept_from
+
+    def decoder_starts(self, starts: Int64, ends: Int64, num_tokens: Int64) -> Int64:
+        """First position of each chunk ``[start, end)`` that the decoder layers compute; its end if none is.
+
+        All arguments int64 [chunks]; ``num_tokens`` are the prompt lengths.
+        """
+        if self.mode is not PrefillMode.COMPACT:
+            return starts
+        return np.minimum(np.maximum(starts, self.lows(num_tokens)), ends)
 
     def encoder_window_low(self, positions: Int64) -> Int64:
         """First position each query sees through the window of an encoder layer."""
         return np.maximum(positions - self.window + 1, 0)
 
-    def decoder_window_low(self, positions: Int64, num_tokens: int) -> Int64:
-        """The same in a decoder layer; ``position + 1`` (an empty window) for a row before the kept ones."""
-        low = self.low(num_tokens)
+    def decoder_window_low(self, positions: Int64, num_tokens: Int64) -> Int64:
+        """The same in a decoder layer; ``position + 1`` (an empty window) for a row before the kept ones.
+
+        ``num_tokens`` int64 [T], prompt length of each row's sequence.
+        """
+        low = self.lows(num_tokens)
         return np.where(positions < low, positions + 1, np.maximum(positions - self.window + 1, low))
 
 

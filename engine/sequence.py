@@ -19,8 +19,8 @@ class Sequence:
         order: arrival number; ties are broken by it.
         seed: 64-bit seed of its draws.
         sample_index: which of the request's n samples.
-        token_ids: prompt, then emitted tokens.
-        prompt_length: N of the prefill mode; preemption and resumption keep it.
+        prompt: int64 [N], the prompt.
+        output_ids: tokens emitted so far.
         num_computed: positions whose caches are valid.
         blocks: block table, in order.
         slot: state slot, -1 while it holds none.
@@ -33,29 +33,57 @@ class Sequence:
     order: int
     seed: int
     sample_index: int
-    token_ids: list[int]
-    prompt_length: int
+    prompt: Int64
+    output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     slot: int = -1
     finish_reason: str = ""
     num_hit_tokens: int = 0
     num_preemptions: int = 0
+    _known: Int64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Keep all known ids in one array that grows by doubling: a step reads it without a copy."""
+        self._known = self.prompt
+
+    @property
+    def prompt_length(self) -> int:
+        """N of the prefill mode; preemption and resumption keep it."""
+        return len(self.prompt)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known ids: prompt and output."""
+        return len(self.prompt) + len(self.output_ids)
+
+    @property
+    def token_ids(self) -> Int64:
+        """All known ids, int64 [num_tokens]; a view, not to be written."""
+        return self._known[: self.num_tokens]
+
+    def append(self, token_id: int) -> None:
+        """Take a sampled token."""
+        place = self.num_tokens
+        if place == len(self._known):
+            self._known = np.concatenate([self._known, np.empty_like(self._known)])
+        self._known[place] = token_id
+        self.output_ids.append(token_id)
 
     @property
     def num_remaining(self) -> int:
         """Known positions still to compute."""
-        return len(self.token_ids) - self.num_computed
+        return self.num_tokens - self.num_computed
 
     @property
     def num_emitted(self) -> int:
         """Tokens sampled so far."""
-        return len(self.token_ids) - self.prompt_length
+        return len(self.output_ids)
 
     @property
     def num_missing_blocks(self) -> int:
         """Blocks it lacks for all its known tokens."""
-        return max(0, blocks_for(len(self.token_ids)) - len(self.blocks))
+        return max(0, blocks_for(self.num_tokens) - len(self.blocks))
 
     @property
     def key(self) -> tuple[str, int]:
@@ -64,9 +92,8 @@ class Sequence:
 
     def chunk(self, num_rows: int) -> Chunk:
         """The next ``num_rows`` positions as a chunk of a step."""
-        ids: Int64 = np.array(self.token_ids, np.int64)
         return Chunk(
-            token_ids=ids,
+            token_ids=self.token_ids,
             start=self.num_computed,
             end=self.num_computed + num_rows,
             prompt_length=self.prompt_length,

@@ -99,9 +99,12 @@ class StepPlan:
 
     def entries(self, ratio: int) -> EntryMap:
         """Entries of every sequence up to the end of its chunk, for sources of this ratio."""
-        runs = [entry_records(chunk.blocks, np.arange(chunk.end // ratio), ratio) for chunk in self.chunks]
-        base = np.cumsum([0] + [len(run) for run in runs])[:-1]
-        return EntryMap(records=np.concatenate(runs), base=base.astype(np.int64))
+        counts = np.array([chunk.end // ratio for chunk in self.chunks], np.int64)
+        tables = [chunk.blocks for chunk in self.chunks]
+        first_block = np.repeat(_starts(np.array([len(table) for table in tables], np.int64)), counts)
+        entries, per_block = _ragged(np.zeros_like(counts), counts), BLOCK_TOKENS // ratio
+        blocks = np.concatenate(tables)[first_block + entries // per_block]
+        return EntryMap(records=blocks * per_block + entries % per_block, base=_starts(counts))
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -116,48 +119,78 @@ def entry_records(blocks: Int64, entries: Int64, ratio: int) -> Int64:
     return records
 
 
+def _starts(counts: Int64) -> Int64:
+    """Where each run begins when runs of these lengths lie one after the other."""
+    return np.cumsum(counts) - counts
+
+
+def _ragged(first: Int64, counts: Int64) -> Int64:
+    """Runs ``first[i], first[i] + 1, ...`` of ``counts[i]`` numbers, one after the other."""
+    return np.arange(counts.sum(), dtype=np.int64) + np.repeat(first - _starts(counts), counts)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Chunks as columns, int64 [chunks]."""
+
+    start: Int64
+    end: Int64
+    prompt_length: Int64
+    slot: Int64
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> _Packed:
+        table = np.array([(c.start, c.end, c.prompt_length, c.slot) for c in chunks], np.int64)
+        return cls(*table.T)
+
+
 def _plan_rows(
-    chunks: Sequence[Chunk],
-    positions: Sequence[Int64],
-    low: Sequence[Int64],
-    kept_from: Sequence[int],
-    window: int,
+    packed: _Packed, first: Int64, positions: Int64, owner: Int64, low: Int64, kept_from: Int64, window: int
 ) -> PlannedRows:
-    """Rows ``positions[i]`` of each chunk, contiguous up to its end; windows begin at ``low[i]``."""
-    history, rows = [], []
-    num_history = 0
-    for chunk, own, seen in zip(chunks, positions, low, strict=True):
-        first = int(own[0]) if len(own) else chunk.end
-        start = min(first, int(seen.min())) if len(own) else chunk.end
-        history.append(np.arange(start, first, dtype=np.int64))
-        rows.append((num_history, start, first))
-        num_history += first - start
-    windows, is_kept, offset = [], [], num_history
-    for (before, start, first), own, seen, kept in zip(rows, positions, low, kept_from, strict=True):
-        wanted = own[:, None] + np.arange(1 - window, 1, dtype=np.int64)[None]
-        place = np.where(wanted < first, before + wanted - start, offset + wanted - first)
-        windows.append(np.where(wanted >= seen[:, None], place, -1))
-        is_kept.append(own >= kept)
-        offset += len(own)
-    owner = np.repeat(np.arange(len(chunks)), [len(own) for own in positions])
-    slots = [np.full(len(run), chunk.slot, np.int64) for run, chunk in zip(history, chunks, strict=True)]
+    """Rows from ``first[i]`` to the end of each chunk; the window of row r begins at position ``low[r]``.
+
+    Args:
+        first: [chunks], the chunk's end if it has no row.
+        positions: [T], the rows' positions.
+        owner: [T], the rows' chunks.
+        low: [T], ascending within a chunk, so that its first row needs the oldest history.
+        kept_from: [chunks], first position that rings remember.
+        window: sliding window W.
+    """
+    counts = packed.end - first
+    offset = _starts(counts)
+    oldest, with_rows = first.copy(), counts > 0
+    oldest[with_rows] = np.minimum(first[with_rows], low[offset[with_rows]])
+    num_history = first - oldest
+    in_history = (_starts(num_history) - oldest)[owner][:, None]
+    in_step = (num_history.sum() + offset - first)[owner][:, None]
+    wanted = positions[:, None] + np.arange(1 - window, 1, dtype=np.int64)[None]
+    place = wanted + np.where(wanted < first[owner][:, None], in_history, in_step)
     return PlannedRows(
-        positions=np.concatenate(positions),
+        positions=positions,
         chunk=owner,
-        window=np.concatenate(windows),
-        history_slot=np.concatenate(slots),
-        history_position=np.concatenate(history),
-        kept=np.concatenate(is_kept),
-        last=np.array([chunk.end - 1 for chunk in chunks], np.int64)[owner],
+        window=np.where(wanted >= low[:, None], place, -1),
+        history_slot=np.repeat(packed.slot, num_history),
+        history_position=_ragged(oldest, num_history),
+        kept=positions >= kept_from[owner],
+        last=packed.end[owner] - 1,
     )
 
 
-def _recent(token_ids: Int64, start: int, end: int, depth: int) -> Int64:
-    first = max(0, start - depth + 1)
-    missing = depth - 1 - (start - first)
-    near = np.concatenate([np.full(missing, -1, np.int64), token_ids[first:end]])
-    columns = [near[depth - 1 - back : len(near) - back] for back in range(depth)]
-    return np.stack(columns, axis=1)
+def _recent(chunks: Sequence[Chunk], owner: Int64, depth: int) -> Int64:
+    """Each row's id, then the ``depth - 1`` ids before it, -1 before its sequence: int64 [T, depth]."""
+    margin = depth - 1
+    near = np.full(len(owner) + margin * len(chunks), -1, np.int64)
+    place = 0
+    for chunk in chunks:
+        place += margin
+        first = max(0, chunk.start - margin)
+        size = chunk.end - chunk.start
+        near[place - (chunk.start - first) : place + size] = chunk.token_ids[first : chunk.end]
+        place += size
+    own = np.arange(len(owner)) + margin * (owner + 1)
+    recent: Int64 = near[own[:, None] - np.arange(depth)[None]]
+    return recent
 
 
 def plan_step(chunks: Sequence[Chunk], rule: PrefillRule, history: int) -> StepPlan:
@@ -168,20 +201,22 @@ def plan_step(chunks: Sequence[Chunk], rule: PrefillRule, history: int) -> StepP
         rule: prefill mode of the step.
         history: ids an Engram hash needs, own one included (1 if the model has no Engram).
     """
-    positions = [np.arange(chunk.start, chunk.end, dtype=np.int64) for chunk in chunks]
-    encoder_low = [rule.encoder_window_low(own) for own in positions]
-    decoder = [rule.decoder_positions(c.start, c.end, c.prompt_length) for c in chunks]
-    decoder_low = [
-        rule.decoder_window_low(own, c.prompt_length) for own, c in zip(decoder, chunks, strict=True)
-    ]
-    first = np.cumsum([0] + [len(own) for own in positions])[:-1]
-    kept = [own - c.start + at for own, c, at in zip(decoder, chunks, first.tolist(), strict=True)]
-    low = [rule.low(chunk.prompt_length) for chunk in chunks]
+    packed = _Packed.of(chunks)
+    counts = packed.end - packed.start
+    owner = np.repeat(np.arange(len(chunks)), counts)
+    positions = _ragged(packed.start, counts)
+    recent = _recent(chunks, owner, history)
+    first = rule.decoder_starts(packed.start, packed.end, packed.prompt_length)
+    kept = _ragged(_starts(counts) + first - packed.start, packed.end - first)
+    kept_owner, kept_positions = owner[kept], positions[kept]
+    encoder_low = rule.encoder_window_low(positions)
+    decoder_low = rule.decoder_window_low(kept_positions, packed.prompt_length[kept_owner])
+    from_start, low = np.zeros_like(first), rule.lows(packed.prompt_length)
     return StepPlan(
         chunks=tuple(chunks),
-        token_ids=np.concatenate([c.token_ids[c.start : c.end] for c in chunks]),
-        recent_ids=np.concatenate([_recent(c.token_ids, c.start, c.end, history) for c in chunks]),
-        encoder=_plan_rows(chunks, positions, encoder_low, [0] * len(chunks), rule.window),
-        kept=np.concatenate(kept),
-        decoder=_plan_rows(chunks, decoder, decoder_low, low, rule.window),
+        token_ids=recent[:, 0],
+        recent_ids=recent,
+        encoder=_plan_rows(packed, packed.start, positions, owner, encoder_low, from_start, rule.window),
+        kept=kept,
+        decoder=_plan_rows(packed, first, kept_positions, kept_owner, decoder_low, low, rule.window),
     )

@@ -130,8 +130,8 @@ def test_positions_of_a_rule() -> None:
     rule = PrefillRule(mode=PrefillMode.COMPACT, keep=10, window=4)
     assert rule.low(25) == 15
     assert rule.low(10) == 0
-    assert rule.decoder_positions(12, 18, 25).tolist() == [15, 16, 17]
-    assert rule.decoder_positions(3, 9, 25).tolist() == []
+    chunks = np.array([[12, 18, 25], [3, 9, 25], [16, 20, 25]]).T
+    assert rule.decoder_starts(*chunks).tolist() == [15, 9, 16]
     positions = np.array([13, 15, 16, 24])
-    assert rule.decoder_window_low(positions, 25).tolist() == [14, 15, 15, 21]
+    assert rule.decoder_window_low(positions, np.full(4, 25)).tolist() == [14, 15, 15, 21]
     assert rule.encoder_window_low(positions).tolist() == [10, 12, 13, 21]

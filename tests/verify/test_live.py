@@ -78,7 +78,7 @@ def test_a_window_that_is_off_by_one_in_compact_is_found(
 ) -> None:
     sound = PrefillRule.decoder_window_low
 
-    def shifted(self: PrefillRule, positions: Int64, num_tokens: int) -> Int64:
+    def shifted(self: PrefillRule, positions: Int64, num_tokens: Int64) -> Int64:
         low = sound(self, positions, num_tokens)
         return low + 1 if self.mode is PrefillMode.COMPACT else low
 
