@@ -29,8 +29,6 @@ class Block:
     layer: int
     ratio: int
     kv_source: int | None
-    attn_norm: torch.Tensor
-    ffn_norm: torch.Tensor
     attn_site: HyperSite
     ffn_site: HyperSite
     attention: AttentionWeights
@@ -51,8 +49,6 @@ class Block:
             layer=layer,
             ratio=config.compress_ratio(layer),
             kv_source=config.kv_source(layer),
-            attn_norm=checkpoint.weight(f"{prefix}.attn_norm.weight"),
-            ffn_norm=checkpoint.weight(f"{prefix}.ffn_norm.weight"),
             attn_site=HyperSite.load(checkpoint, prefix, "attn", ops),
             ffn_site=HyperSite.load(checkpoint, prefix, "ffn", ops),
             attention=AttentionWeights.load(checkpoint, prefix, layer, ops),
@@ -79,7 +75,7 @@ class Block:
         The decoder boundary does only this for skipped rows.
         """
         if self.compressor is not None:
-            x = ops.rms_norm(ops.hc_collapse(streams.x, streams.pre), self.attn_norm, self.eps)
+            x = ops.rms_norm(ops.hc_collapse(streams.x, streams.pre), self.attn_site.weights.gain, self.eps)
             self.compressor.forward(ops, x, step, view, rope, probe)
 
     def forward(
@@ -94,27 +90,27 @@ class Block:
     ) -> Streams:
         """Attention and MoE of ``rows``; ``compress`` must have run for the step."""
 
-        def attend(y: torch.Tensor) -> torch.Tensor:
-            x = ops.rms_norm(y, self.attn_norm, self.eps)
+        rotary = rope.at(rows.positions)
+
+        def attend(x: torch.Tensor) -> torch.Tensor:
             probe("attn_in", self.layer, x)
-            qr = self.attention.query_latent(ops, x)
-            q = self.attention.queries(ops, qr, rows.positions, rope)
-            latents = self.attention.window_latent(ops, x, rows.positions, rope, probe)
+            qr, q = self.attention.queries(ops, x, rotary)
+            latents = self.attention.window_latent(ops, x, rotary, probe)
             window = view.window(self.layer, latents, rows)
             if self.indexer is not None:
-                self.indexer.forward(ops, x, qr, rows, view, rope, selection, probe)
+                self.indexer.forward(ops, x, qr, rows, view, rotary, selection, probe)
             if self.kv_source is None:
                 main, main_slots = window, torch.empty(len(x), 0, dtype=torch.int64)
             else:
                 assert selection.entries is not None
                 main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)
             mixed = ops.sparse_attention(q, window, rows.window, main, main_slots, self.attention.sink)
-            out = self.attention.output(ops, mixed, rows.positions, rope)
+            out = self.attention.output(ops, mixed, rotary)
             probe("attn_out", self.layer, out)
             return out
 
-        def experts(y: torch.Tensor) -> torch.Tensor:
-            return self.moe.forward(ops, ops.rms_norm(y, self.ffn_norm, self.eps), self.layer, probe)
+        def experts(x: torch.Tensor) -> torch.Tensor:
+            return self.moe.forward(ops, x, self.layer, probe)
 
         streams = self.attn_site.run(ops, streams, self.layer, attend, probe)
         return self.ffn_site.run(ops, streams, self.layer, experts, probe)

@@ -15,7 +15,8 @@ from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.rope import RopeTable
 from deepinfer.engine.tracing import Probe, no_probe
-from deepinfer.kernels.interface import Ops, PackedWeight
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import PackedWeight
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,9 @@ class Compressor:
         if pooled.shape[0] == 0:
             return
         latent = ops.rms_norm(pooled, self.norm, self.eps)
-        group_start = entries * self.ratio
-        main = ops.rotate_(latent.clone()[:, None], rope.cos, rope.sin, group_start)[:, 0]
-        keys = ops.rms_norm(ops.linear(latent, self.index_wk), self.index_norm, self.eps)
-        keys = ops.rotate_(keys[:, None], rope.cos, rope.sin, group_start)[:, 0]
+        rotary = rope.at(entries * self.ratio)
+        keys = ops.rotated_latent(latent, self.index_wk, self.index_norm, self.eps, rotary)
+        main = ops.rotate_(latent[:, None], rotary.cos, rotary.sin, rotary.positions)[:, 0]
         view.write(self.layer, chunk, entries, main, keys)  # storing rounds; a second rounding could differ
         if probe is not no_probe:
             probe("compressed_kv", self.layer, ops.fp4_(main) if self.fp4 else ops.mxfp8_(main))

@@ -19,7 +19,8 @@ from deepinfer.engine.model.hyper import HyperSite, Streams, initial_streams
 from deepinfer.engine.model.moe import MoeLayer
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.tracing import Probe, no_probe
-from deepinfer.kernels.interface import Ops, PackedWeight
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import PackedWeight
 
 _CONFIDENCE_CLAMP = 60.0
 
@@ -29,13 +30,10 @@ class DraftBlock:
     """One draft stage: a window-only layer whose queries see context latents and the whole drafted block."""
 
     stage: int
-    attn_norm: torch.Tensor
-    ffn_norm: torch.Tensor
     attn_site: HyperSite
     ffn_site: HyperSite
     attention: AttentionWeights
     moe: MoeLayer
-    eps: float
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, stage: int, ops: Ops) -> DraftBlock:
@@ -44,15 +42,12 @@ class DraftBlock:
         prefix = f"mtp.{stage}"
         return cls(
             stage=stage,
-            attn_norm=checkpoint.weight(f"{prefix}.attn_norm.weight"),
-            ffn_norm=checkpoint.weight(f"{prefix}.ffn_norm.weight"),
             attn_site=HyperSite.load(checkpoint, prefix, "attn", ops),
             ffn_site=HyperSite.load(checkpoint, prefix, "ffn", ops),
             attention=AttentionWeights.load(checkpoint, prefix, -1 - stage, ops),
             moe=MoeLayer.load(
                 checkpoint, prefix, config.dspark_n_routed_experts, config.dspark_num_experts_per_tok, ops
             ),
-            eps=config.rms_norm_eps,
         )
 
 
@@ -126,7 +121,7 @@ class Draft:
         probe("features", -1, features)
         context = ops.rms_norm(ops.linear(features, self.main_proj), self.main_norm, self.config.rms_norm_eps)
         for block, pool in zip(self.blocks, caches.draft_window, strict=True):
-            latents = block.attention.window_latent(ops, context, rows.positions, rope, probe)
+            latents = block.attention.window_latent(ops, context, rope.at(rows.positions), probe)
             pool.store(ops, latents, rows.ring_records(pool.per_group))
 
     def propose(self, anchors: Anchors, caches: Caches, probe: Probe = no_probe) -> DraftOutput:
@@ -164,20 +159,21 @@ class Draft:
         anchors: Anchors,
         probe: Probe,
     ) -> Streams:
-        ops, rope, layer = self.ops, self.target.plain_rope, -1 - block.stage
+        ops, layer = self.ops, -1 - block.stage
         size = self.config.dspark_block_size
         context, places = self._context(anchors, pool)
         own = torch.arange(len(positions)).view(-1, size).repeat_interleave(size, 0)
 
-        def attend(y: torch.Tensor) -> torch.Tensor:
-            x = ops.rms_norm(y, block.attn_norm, block.eps)
-            q = block.attention.queries(ops, block.attention.query_latent(ops, x), positions, rope)
-            latents = block.attention.window_latent(ops, x, positions, rope, no_probe)
-            mixed = ops.sparse_attention(q, context, places, latents, own, block.attention.sink)
-            return block.attention.output(ops, mixed, positions, rope)
+        rotary = self.target.plain_rope.at(positions)
 
-        def experts(y: torch.Tensor) -> torch.Tensor:
-            return block.moe.forward(ops, ops.rms_norm(y, block.ffn_norm, block.eps), layer, no_probe)
+        def attend(x: torch.Tensor) -> torch.Tensor:
+            _, q = block.attention.queries(ops, x, rotary)
+            latents = block.attention.window_latent(ops, x, rotary, no_probe)
+            mixed = ops.sparse_attention(q, context, places, latents, own, block.attention.sink)
+            return block.attention.output(ops, mixed, rotary)
+
+        def experts(x: torch.Tensor) -> torch.Tensor:
+            return block.moe.forward(ops, x, layer, no_probe)
 
         streams = block.attn_site.run(ops, streams, layer, attend, no_probe)
         streams = block.ffn_site.run(ops, streams, layer, experts, no_probe)

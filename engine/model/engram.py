@@ -13,7 +13,8 @@ from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.engram_hash import EngramHash
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.tracing import Probe
-from deepinfer.kernels.interface import Ops, PackedWeight
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import PackedWeight
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.checkpoint import Checkpoint
-from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.tracing import Probe
-from deepinfer.kernels.interface import Ops, PackedWeight
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import SiteWeights
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,28 @@ def initial_streams(embedded: torch.Tensor, num_streams: int) -> Streams:
 
 @dataclass(frozen=True)
 class HyperSite:
-    """Weights of one site (``kind`` is ``attn`` or ``ffn``) and how to run a sublayer inside it."""
+    """One site, ``kind`` ``attn`` or ``ffn``, with its sublayer's norm."""
 
     kind: str
-    fn: PackedWeight
-    base: torch.Tensor
-    scale: torch.Tensor
-    config: ModelConfig
+    weights: SiteWeights
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, kind: str, ops: Ops) -> HyperSite:
-        """Read ``{prefix}.hc_{kind}_*``."""
+        """Read ``{prefix}.hc_{kind}_*`` and ``{prefix}.{kind}_norm.weight``."""
+        config = checkpoint.config
         fn, base, scale = (
             checkpoint.weight(f"{prefix}.hc_{kind}_{part}") for part in ("fn", "base", "scale")
         )
-        return cls(kind, ops.pack_linear(fn), base, scale, checkpoint.config)
+        weights = SiteWeights(
+            fn=ops.pack_linear(fn),
+            base=base,
+            scale=scale,
+            gain=checkpoint.weight(f"{prefix}.{kind}_norm.weight"),
+            iterations=config.hc_sinkhorn_iters,
+            hc_eps=config.hc_eps,
+            rms_eps=config.rms_norm_eps,
+        )
+        return cls(kind, weights)
 
     def run(
         self,
@@ -64,19 +71,10 @@ class HyperSite:
         sublayer: Callable[[torch.Tensor], torch.Tensor],
         probe: Probe,
     ) -> Streams:
-        """Collapse with the previous site's ``pre``, apply ``sublayer`` [T, D] -> [T, D], expand."""
-        config = self.config
-        pre, post, comb = ops.hc_mix(
-            streams.x,
-            self.fn,
-            self.base,
-            self.scale,
-            config.hc_sinkhorn_iters,
-            config.hc_eps,
-            config.rms_norm_eps,
-        )
-        probe(f"hc_{self.kind}_pre", layer, pre)
-        probe(f"hc_{self.kind}_post", layer, post)
-        probe(f"hc_{self.kind}_comb", layer, comb)
-        out = sublayer(ops.hc_collapse(streams.x, streams.pre))
-        return Streams(ops.hc_expand(streams.x, out, post, comb), pre)
+        """Collapse with the previous ``pre``, norm, apply ``sublayer`` [T, D] -> [T, D], expand."""
+        site = ops.site_input(streams.x, streams.pre, self.weights)
+        probe(f"hc_{self.kind}_pre", layer, site.pre)
+        probe(f"hc_{self.kind}_post", layer, site.post)
+        probe(f"hc_{self.kind}_comb", layer, site.comb)
+        out = sublayer(site.x)
+        return Streams(ops.hc_expand(streams.x, out, site.post, site.comb), site.pre)

@@ -9,9 +9,9 @@ import torch
 from deepinfer.engine.batch import Rows
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
-from deepinfer.engine.model.rope import RopeTable
 from deepinfer.engine.tracing import Probe
-from deepinfer.kernels.interface import Ops, PackedWeight
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import PackedWeight, Rotary
 
 
 @dataclass
@@ -79,13 +79,13 @@ class Indexer:
         qr: torch.Tensor,
         rows: Rows,
         view: StepView,
-        rope: RopeTable,
+        rotary: Rotary,
         selection: Selection,
         probe: Probe,
     ) -> None:
         """Update ``selection`` from the attention input ``x`` [T, D] and the query latent ``qr`` [T, Q]."""
         q = ops.linear(qr, self.wq_b).view(-1, self.num_heads, self.head_dim)
-        q = ops.mxfp4_(ops.rotate_(q, rope.cos, rope.sin, rows.positions))
+        q = ops.mxfp4_(ops.rotate_(q, rotary.cos, rotary.sin, rotary.positions))
         probe("index_query", self.layer, q)
         w = ops.scale(ops.linear(x, self.weights_proj), (self.head_dim * self.num_heads) ** -0.5)
         keys = view.index_keys(self.kv_source, self.ratio)

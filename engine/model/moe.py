@@ -8,21 +8,15 @@ import torch
 
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.tracing import Probe
-from deepinfer.kernels.interface import Ops, PackedWeight
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import MoeWeights
 
 
 @dataclass(frozen=True)
 class MoeLayer:
     """Weights of one MoE; text positions use ``bias`` (the other one is for image tokens)."""
 
-    gate: PackedWeight
-    bias: torch.Tensor
-    experts: PackedWeight
-    shared: PackedWeight
-    num_selected: int
-    normalise: bool
-    factor: float
-    limit: float
+    weights: MoeWeights
 
     @classmethod
     def load(
@@ -35,7 +29,7 @@ class MoeLayer:
             gate, down, up = (checkpoint.weight(f"{prefix}.ffn.{name}.w{i}.weight") for i in (1, 2, 3))
             return gate, up, down
 
-        return cls(
+        weights = MoeWeights(
             gate=ops.pack_linear(checkpoint.weight(f"{prefix}.ffn.gate.weight")),
             bias=checkpoint.weight(f"{prefix}.ffn.gate.bias"),
             experts=ops.pack_experts(num_experts, lambda e: parts(f"experts.{e}")),
@@ -45,13 +39,12 @@ class MoeLayer:
             factor=config.routed_scaling_factor,
             limit=config.swiglu_limit,
         )
+        return cls(weights)
 
     def forward(self, ops: Ops, x: torch.Tensor, layer: int, probe: Probe) -> torch.Tensor:
         """[T, D] -> [T, D]."""
-        logits = ops.linear_fp32(x, self.gate)
-        ids, weights = ops.route(logits, self.bias, self.num_selected, self.normalise, self.factor)
+        out, ids, shares = ops.routed_moe(x, self.weights)
         probe("router_ids", layer, ids)
-        probe("router_weights", layer, weights)
-        out = ops.moe(x, ids, weights, self.experts, self.shared, self.limit)
+        probe("router_weights", layer, shares)
         probe("ffn_out", layer, out)
         return out

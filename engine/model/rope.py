@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from deepinfer.engine.model_config import YarnConfig
+from deepinfer.kernels.operands import Rotary
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -93,3 +94,7 @@ class RopeTable:
         angles = np.arange(rows, dtype=np.float32)[:, None] * self._frequencies[None]
         sin, cos = sin_cos(angles)
         self.cos, self.sin = torch.from_numpy(cos), torch.from_numpy(sin)
+
+    def at(self, positions: torch.Tensor) -> Rotary:
+        """The table for rows at ``positions`` int64 [T]."""
+        return Rotary(self.cos, self.sin, positions)

@@ -6,6 +6,7 @@ import torch
 
 from deepinfer.kernels.cpu import (
     attention,
+    chains,
     compress,
     engram,
     experts,
@@ -22,9 +23,11 @@ from deepinfer.kernels.cpu import (
 )
 from deepinfer.kernels.cpu import linear as linears
 from deepinfer.kernels.cpu.experts import PackedExperts
+from deepinfer.kernels.cpu.experts import moe as run_experts
 from deepinfer.kernels.cpu.linear import PackedLinear
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.interface import LoadExpert
+from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, SiteWeights
 
 
 class CpuOps:
@@ -186,7 +189,7 @@ class CpuOps:
         limit: float,
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return _moe(x, expert_ids, weights, experts, shared, limit, self.bf16, self.workers)
+        return run_experts(x, expert_ids, weights, experts, shared, limit, self.bf16, self.workers)
 
     def engram_gate(
         self, streams: torch.Tensor, kv: torch.Tensor, gains: torch.Tensor, eps: float
@@ -232,5 +235,30 @@ class CpuOps:
         """See ``Ops``."""
         return pointwise.sigmoid(x, self.workers)
 
+    def site_input(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
+        """See ``Ops``."""
+        return chains.site_input(streams, pre, site, self.bf16, self.workers)
 
-_moe = experts.moe
+    def low_rank_query(
+        self, x: torch.Tensor, weights: LowRank, num_heads: int, rotary: Rotary
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return chains.low_rank_query(x, weights, num_heads, rotary, self.bf16, self.workers)
+
+    def rotated_latent(
+        self, x: torch.Tensor, weight: PackedLinear, gain: torch.Tensor, eps: float, rotary: Rotary
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return chains.rotated_latent(x, weight, gain, eps, rotary, self.bf16, self.workers)
+
+    def attention_output(
+        self, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedLinear, wo_b: PackedLinear
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return chains.attention_output(mixed, rotary, wo_a, wo_b, self.bf16, self.workers)
+
+    def routed_moe(
+        self, x: torch.Tensor, weights: MoeWeights
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return chains.routed_moe(x, weights, self.bf16, self.workers)

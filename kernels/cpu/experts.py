@@ -163,17 +163,61 @@ def _combine_kernel(
             target[d] = to_bf16(total) if bf16 else total
 
 
-def _run_experts(
-    x: Float32,
-    pair_rows: Int64,
-    pair_weights: Float32,
-    counts: Int64,
-    experts: PackedExperts,
-    limit: float,
-    bf16: bool,
-    workers: Workers,
-) -> Float32:
-    """Outputs [pairs, D] for pairs sorted by expert, ``counts[e]`` pairs of expert e."""
+@kernel
+def _sort_pairs_kernel(
+    ids: Int64, weights: Float32, pair_rows: Int64, pair_weights: Float32, place: Int64, counts: Int64
+) -> None:
+    """Order the (row, expert) pairs of ``ids`` [T, k] by expert, then by row.
+
+    Fills ``pair_rows`` and ``pair_weights`` [T * k], ``place`` [T, k] (where each pair went) and ``counts``
+    [E], pairs of each expert; ``counts`` comes in as zeros.
+    """
+    for row in range(ids.shape[0]):
+        for i in range(ids.shape[1]):
+            counts[ids[row, i]] += 1
+    following = np.cumsum(counts) - counts
+    for row in range(ids.shape[0]):
+        for i in range(ids.shape[1]):
+            pair = following[ids[row, i]]
+            following[ids[row, i]] += 1
+            place[row, i] = pair
+            pair_rows[pair] = row
+            pair_weights[pair] = weights[row, i]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Tasks of one set of experts over its sorted pairs; ``out`` [pairs, D] receives their outputs."""
+
+    pair_rows: Int64
+    pair_weights: Float32
+    task_expert: Int64
+    task_start: Int64
+    experts: PackedExperts
+    out: Float32
+
+    def run(self, x: Float32, limit: np.float32, bf16: bool, low: int, high: int) -> None:
+        """Compute tasks ``low .. high``."""
+        gate, up, down = self.experts.gate, self.experts.up, self.experts.down
+        _experts_kernel(
+            x,
+            self.pair_rows,
+            self.pair_weights,
+            self.task_expert,
+            self.task_start,
+            gate,
+            up,
+            down,
+            limit,
+            bf16,
+            self.out,
+            low,
+            high,
+        )
+
+
+def _work(pair_rows: Int64, pair_weights: Float32, counts: Int64, experts: PackedExperts) -> _Work:
+    """Cut the pairs of every expert, ``counts`` [E], into tasks."""
     task_expert, task_start, start = [], [0], 0
     for e, count in enumerate(counts.tolist()):
         for offset in range(0, count, ROWS_PER_TASK):
@@ -182,25 +226,49 @@ def _run_experts(
         start += count
     out = np.empty((len(pair_rows), experts.down.shape[1] * PANEL), np.float32)
     tasks, starts = np.array(task_expert, np.int64), np.array(task_start, np.int64)
+    return _Work(pair_rows, pair_weights, tasks, starts, experts, out)
+
+
+def _routed(ids: Int64, weights: Float32, experts: PackedExperts) -> tuple[_Work, Int64]:
+    pair_rows, place = np.empty(ids.size, np.int64), np.empty_like(ids)
+    pair_weights, counts = np.empty(ids.size, np.float32), np.zeros(experts.gate.shape[0], np.int64)
+    _sort_pairs_kernel(ids, weights, pair_rows, pair_weights, place, counts)
+    return _work(pair_rows, pair_weights, counts, experts), place
+
+
+def run_moe(
+    x: Float32,
+    ids: Int64,
+    weights: Float32,
+    experts: PackedExperts,
+    shared: PackedExperts,
+    limit: float,
+    bf16: bool,
+    workers: Workers,
+) -> Float32:
+    """``moe`` on arrays."""
+    num_rows = len(x)
+    routed, place = _routed(ids, weights, experts)
+    everyone, ones = np.arange(num_rows, dtype=np.int64), np.ones(num_rows, np.float32)
+    common = _work(everyone, ones, np.array([num_rows], np.int64), shared)
+    num_common, clamp = len(common.task_expert), np.float32(limit)
+    num_tasks = num_common + len(routed.task_expert)
+
+    def part(low: int, high: int) -> None:
+        """The shared expert's tasks come first: they are the longest."""
+        if low < num_common:
+            common.run(x, clamp, bf16, low, min(high, num_common))
+        if high > num_common:
+            routed.run(x, clamp, bf16, max(low - num_common, 0), high - num_common)
+
+    pairs = num_rows + len(routed.pair_rows)
+    item_cost = 3 * pairs * experts.gate[0].size // max(num_tasks, 1)
+    workers.run(num_tasks, 1, part, parts_per_thread=4, item_cost=item_cost)
+    out = np.empty_like(x)
     workers.run(
-        len(tasks),
+        num_rows,
         1,
-        lambda low, high: _experts_kernel(
-            x,
-            pair_rows,
-            pair_weights,
-            tasks,
-            starts,
-            experts.gate,
-            experts.up,
-            experts.down,
-            np.float32(limit),
-            bf16,
-            out,
-            low,
-            high,
-        ),
-        item_cost=3 * (len(pair_rows) // max(len(tasks), 1)) * experts.gate[0].size,
+        lambda low, high: _combine_kernel(routed.out, place, common.out, out, bf16, low, high),
     )
     return out
 
@@ -226,19 +294,6 @@ def moe(
     Returns:
         float32 [T, D]: ``((0 + y_e1) + y_e2 ...) + shared``, experts ascending.
     """
-    rows = x.contiguous().numpy()
-    num_rows, per_token = expert_ids.shape
-    flat = expert_ids.contiguous().numpy().reshape(-1)
-    order = np.argsort(flat, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    counts = np.bincount(flat, minlength=experts.gate.shape[0]).astype(np.int64)
-    pair_weights = np.ascontiguousarray(weights.contiguous().numpy().reshape(-1)[order])
-    routed = _run_experts(rows, order // per_token, pair_weights, counts, experts, limit, bf16, workers)
-    everyone = np.arange(num_rows, dtype=np.int64)
-    ones = np.ones(num_rows, np.float32)
-    common = _run_experts(rows, everyone, ones, np.array([num_rows], np.int64), shared, limit, bf16, workers)
-    out = np.empty_like(rows)
-    places = place.reshape(num_rows, per_token)
-    workers.run(num_rows, 1, lambda low, high: _combine_kernel(routed, places, common, out, bf16, low, high))
-    return torch.from_numpy(out)
+    rows, ids = x.contiguous().numpy(), expert_ids.contiguous().numpy()
+    shares = weights.contiguous().numpy()
+    return torch.from_numpy(run_moe(rows, ids, shares, experts, shared, limit, bf16, workers))

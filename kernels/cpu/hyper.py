@@ -104,7 +104,7 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float, workers: Workers
 
 
 @kernel
-def _mix_kernel(
+def mix_kernel(
     streams: Float32,
     products: Float32,
     base: Float32,
@@ -118,6 +118,7 @@ def _mix_kernel(
     low: int,
     high: int,
 ) -> None:
+    """Coefficients of rows ``low .. high`` from ``streams`` [T, S * D] and ``products`` [T, S * S + 2 S]."""
     num_streams = pre.shape[1]
     width = np.float32(streams.shape[1])
     sums = np.empty(8, np.float32)
@@ -174,7 +175,7 @@ def hc_mix(
     workers.run(
         num_rows,
         LANES,
-        lambda low, high: _mix_kernel(
+        lambda low, high: mix_kernel(
             rows,
             products,
             offsets,
@@ -194,7 +195,8 @@ def hc_mix(
 
 
 @kernel
-def _collapse_kernel(streams: Float32, pre: Float32, out: Float32, bf16: bool, low: int, high: int) -> None:
+def collapse_kernel(streams: Float32, pre: Float32, out: Float32, bf16: bool, low: int, high: int) -> None:
+    """Weighted sums of the streams [T, S, D] of rows ``low .. high``."""
     for row in range(low, high):
         target = out[row]
         target[:] = _ZERO
@@ -211,7 +213,7 @@ def hc_collapse(streams: torch.Tensor, pre: torch.Tensor, bf16: bool, workers: W
     """``y[t] = sum over n, ascending, of pre[t, n] * streams[t, n]``: [T, S, D], [T, S] -> [T, D]."""
     source, factors = streams.contiguous().numpy(), pre.contiguous().numpy()
     out = np.empty((source.shape[0], source.shape[2]), np.float32)
-    workers.run(source.shape[0], 1, lambda low, high: _collapse_kernel(source, factors, out, bf16, low, high))
+    workers.run(source.shape[0], 1, lambda low, high: collapse_kernel(source, factors, out, bf16, low, high))
     return torch.from_numpy(out)
 
 

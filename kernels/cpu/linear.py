@@ -68,7 +68,7 @@ def copy_row(source: Float32, target: Float32, bf16: bool) -> None:
 
 
 @kernel
-def _linear_kernel(
+def linear_kernel(
     x: Float32, panels: Float32, out: Float32, num_outputs: int, bf16: bool, low: int, high: int
 ) -> None:
     """Rows ``low .. high`` of ``out [T, G * N]``; ``x`` is [T, G * K]."""
@@ -123,7 +123,7 @@ def linear(x: torch.Tensor, weight: PackedLinear, bf16: bool, workers: Workers) 
     workers.run(
         rows.shape[0],
         TILE_ROWS,
-        lambda low, high: _linear_kernel(rows, weight.panels, out, weight.num_outputs, bf16, low, high),
+        lambda low, high: linear_kernel(rows, weight.panels, out, weight.num_outputs, bf16, low, high),
         item_cost=weight.panels.size,
     )
     return torch.from_numpy(out)

@@ -47,9 +47,10 @@ def square_sums(x: Float32, row: int, count: int, sums: Float32) -> None:
 
 
 @kernel
-def _rms_norm_kernel(
+def rms_norm_kernel(
     x: Float32, gain: Float32, eps: np.float32, out: Float32, bf16: bool, low: int, high: int
 ) -> None:
+    """RMSNorm of rows ``low .. high``; ``x`` and ``out`` are [T, D]."""
     width = np.float32(x.shape[1])
     sums = np.empty(LANES, np.float32)
     for row in range(low, high, LANES):
@@ -70,6 +71,6 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, bf16: bool, worker
     workers.run(
         rows.shape[0],
         LANES,
-        lambda low, high: _rms_norm_kernel(rows, weights, np.float32(eps), out, bf16, low, high),
+        lambda low, high: rms_norm_kernel(rows, weights, np.float32(eps), out, bf16, low, high),
     )
     return torch.from_numpy(out)

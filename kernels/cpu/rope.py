@@ -14,7 +14,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 @kernel
-def _rotate_kernel(
+def rotate_kernel(
     x: Float32,
     cos: Float32,
     sin: Float32,
@@ -24,6 +24,7 @@ def _rotate_kernel(
     low: int,
     high: int,
 ) -> None:
+    """Rotate rows ``low .. high`` of ``x`` [T, heads, width] in place; ``sign`` -1 turns back."""
     num_pairs = cos.shape[1]
     start = x.shape[2] - 2 * num_pairs
     for row in range(low, high):
@@ -65,6 +66,6 @@ def rotate_(
     workers.run(
         rows.shape[0],
         1,
-        lambda low, high: _rotate_kernel(rows, table_cos, table_sin, index, sign, bf16, low, high),
+        lambda low, high: rotate_kernel(rows, table_cos, table_sin, index, sign, bf16, low, high),
     )
     return x

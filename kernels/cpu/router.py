@@ -19,7 +19,7 @@ _FLOOR = np.float32(1e-20)
 
 
 @kernel
-def _route_kernel(
+def route_kernel(
     logits: Float32,
     bias: Float32,
     normalise: bool,
@@ -29,6 +29,7 @@ def _route_kernel(
     low: int,
     high: int,
 ) -> None:
+    """Experts of rows ``low .. high`` from ``logits`` [T, E] into ``ids`` and ``weights`` [T, k]."""
     num_experts, top = logits.shape[1], ids.shape[1]
     scores = np.empty(num_experts, np.float32)
     taken = np.empty(num_experts, np.bool_)
@@ -75,7 +76,7 @@ def route(
     workers.run(
         source.shape[0],
         1,
-        lambda low, high: _route_kernel(
+        lambda low, high: route_kernel(
             source, offsets, normalise, np.float32(factor), ids, weights, low, high
         ),
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.reference import experts as expert_ops
 from deepinfer.kernels.reference import fake_quant, hyper, records, sampling, sparse
 
 
-class ReferenceOps:
+class ReferenceOps(Chains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "reference"

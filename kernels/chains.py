@@ -1,0 +1,65 @@
+"""Chains: short fixed sequences of ops that a kernel set may run as one call.
+
+Each is defined here by the ops it stands for, and that is all a kernel set has to do: ``Chains`` gives it the
+methods. A set that fuses them overrides a method and owes the same bits as the sequence; a tracer that wants
+to see the ops inside calls the functions here instead (``tests/kernels/test_chains.py`` compares the two).
+
+Legend: T rows, S residual streams, D model width, Q query latent, H heads, C latent width, E experts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import LowRank, MoeWeights, PackedWeight, Rotary, SiteInput, SiteWeights
+
+
+def site_input(ops: Ops, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
+    """Mixes of a site from ``streams`` [T, S, D]; collapse with the previous site's ``pre`` [T, S]; norm."""
+    mixes = ops.hc_mix(streams, site.fn, site.base, site.scale, site.iterations, site.hc_eps, site.rms_eps)
+    return SiteInput(*mixes, ops.rms_norm(ops.hc_collapse(streams, pre), site.gain, site.rms_eps))
+
+
+def low_rank_query(
+    ops: Ops, x: torch.Tensor, weights: LowRank, num_heads: int, rotary: Rotary
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, D] -> latent [T, Q] and rotated queries [T, H, C] (section 3.1)."""
+    latent = ops.rms_norm(ops.linear(x, weights.down), weights.gain, weights.eps)
+    q = ops.linear(latent, weights.up).view(x.shape[0], num_heads, -1)
+    return latent, ops.rotate_(q, rotary.cos, rotary.sin, rotary.positions)
+
+
+def rotated_latent(
+    ops: Ops, x: torch.Tensor, weight: PackedWeight, gain: torch.Tensor, eps: float, rotary: Rotary
+) -> torch.Tensor:
+    """[T, D] -> [T, C]: linear, norm, rotation; window latents and index keys (sections 3.2 and 4.1)."""
+    latent = ops.rms_norm(ops.linear(x, weight), gain, eps)
+    return ops.rotate_(latent[:, None], rotary.cos, rotary.sin, rotary.positions)[:, 0]
+
+
+def attention_output(
+    ops: Ops, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedWeight, wo_b: PackedWeight
+) -> torch.Tensor:
+    """[T, H, C] -> [T, D]; the inverse rotation makes the values' positions relative (section 3.7)."""
+    turned = ops.rotate_(mixed.clone(), rotary.cos, rotary.sin, rotary.positions, inverse=True)
+    return ops.linear(ops.linear(turned.flatten(1), wo_a), wo_b)
+
+
+def routed_moe(
+    ops: Ops, x: torch.Tensor, weights: MoeWeights
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[T, D] -> [T, D], with the chosen experts int64 [T, k] and their weights float32 [T, k]."""
+    logits = ops.linear_fp32(x, weights.gate)
+    ids, shares = ops.route(logits, weights.bias, weights.num_selected, weights.normalise, weights.factor)
+    return ops.moe(x, ids, shares, weights.experts, weights.shared, weights.limit), ids, shares
+
+
+class Chains:
+    """Gives a kernel set the chains as methods, each as the sequence of its own ops."""
+
+    site_input = site_input
+    low_rank_query = low_rank_query
+    rotated_latent = rotated_latent
+    attention_output = attention_output
+    routed_moe = routed_moe

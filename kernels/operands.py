@@ -1,0 +1,97 @@
+"""What chains of ops take and give back, grouped: rotary tables, weights of a site, of a query, of a MoE.
+
+Legend: T rows, S residual streams, D model width, Q query latent, H heads, C latent width, E experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+PackedWeight = Any
+"""Opaque weight of a kernel set, made by its own ``pack_*`` methods."""
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary tables float32 [positions, pairs] and the position of every row, int64 [T]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True)
+class SiteWeights:
+    """Hyper-connection weights of one site (model.md section 2.2) and the norm of its sublayer.
+
+    Attributes:
+        fn: packed [S * S + 2 S, S * D].
+        base: float32 [S * S + 2 S].
+        scale: float32 [3].
+        gain: float32 [D].
+        iterations: Sinkhorn iterations.
+        hc_eps: added to the coefficients.
+        rms_eps: of the mixes' norm and of the sublayer's.
+    """
+
+    fn: PackedWeight
+    base: torch.Tensor
+    scale: torch.Tensor
+    gain: torch.Tensor
+    iterations: int
+    hc_eps: float
+    rms_eps: float
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Two linear layers with a norm between them: packed [Q, D], float32 [Q], packed [N, Q]."""
+
+    down: PackedWeight
+    gain: torch.Tensor
+    up: PackedWeight
+    eps: float
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """One mixture of experts (model.md section 5).
+
+    Attributes:
+        gate: packed [E, D].
+        bias: float32 [E], for the choice only.
+        experts, shared: packed experts.
+        num_selected: k experts a token.
+        normalise: whether the k weights sum to ``factor``.
+        factor: multiplies the weights.
+        limit: SwiGLU clamp, 0 for none.
+    """
+
+    gate: PackedWeight
+    bias: torch.Tensor
+    experts: PackedWeight
+    shared: PackedWeight
+    num_selected: int
+    normalise: bool
+    factor: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class SiteInput:
+    """What a site computes before its sublayer.
+
+    Attributes:
+        pre: float32 [T, S], collapse weights of the NEXT site.
+        post: float32 [T, S].
+        comb: float32 [T, S, S], input stream by output stream.
+        x: float32 [T, D], the normalised input of the sublayer.
+    """
+
+    pre: torch.Tensor
+    post: torch.Tensor
+    comb: torch.Tensor
+    x: torch.Tensor
