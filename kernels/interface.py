@@ -16,7 +16,15 @@ from typing import Protocol
 
 import torch
 
-from deepinfer.kernels.operands import LowRank, MoeWeights, PackedWeight, Rotary, SiteInput, SiteWeights
+from deepinfer.kernels.operands import (
+    BoundRecords,
+    LowRank,
+    MoeWeights,
+    PackedWeight,
+    Rotary,
+    SiteInput,
+    SiteWeights,
+)
 
 LoadExpert = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Expert number -> gate [I, D], up [I, D], down [D, I], float32."""
@@ -71,29 +79,30 @@ class Ops(Protocol):
     def fp4_(self, x: torch.Tensor) -> torch.Tensor:
         """Round trip through FP4 records with e4m3 scales in place, groups of 16 (section 8.4)."""
 
-    def store_records(
-        self,
-        kind: str,
-        values: torch.Tensor,
-        data: torch.Tensor,
-        scales: torch.Tensor,
-        rows: torch.Tensor,
-    ) -> None:
-        """Quantise values float32 [T, W] and write row t as record ``rows[t]`` (section 8).
+    def bind_records(self, kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> BoundRecords:
+        """Check buffers of packed cache records once, for all stores and loads (section 8).
 
         Args:
             kind: "mxfp8" (d = W, s = W/32), "mxfp4" (d = W/2, s = W/32), "fp4" (d = W/2, s = W/16) or
                 "exact" (d = 4 W, s = 0: float32 as it is, little-endian, every bit kept).
-            values: a group that holds NaN or infinity is read back as NaN ("exact": as it is).
+            width: W values of a record.
             data: uint8 [B, S, d]; record r lies at [r // S, r % S]. Last axis contiguous.
             scales: uint8 [B, S, s]; may be a view of the same buffer as ``data``.
+        """
+
+    def store_records(self, where: BoundRecords, values: torch.Tensor, rows: torch.Tensor) -> None:
+        """Quantise values float32 [T, W] and write row t as record ``rows[t]``.
+
+        Args:
+            where: bound by this kernel set.
+            values: a group that holds NaN or infinity is read back as NaN ("exact": as it is).
             rows: int64 [T], all different; -1 skips the row.
         """
 
     def load_records(
-        self, kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int
+        self, where: BoundRecords, rows: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Decode records ``rows`` int64 [n] to float32 [n, width]; a row of -1 gives zeros."""
+        """Decode records ``rows`` int64 [n] to float32 [n, W], into ``out`` if given; -1 gives zeros."""
 
     def hc_mix(
         self,

@@ -13,6 +13,9 @@ import torch
 PackedWeight = Any
 """Opaque weight of a kernel set, made by its own ``pack_*`` methods."""
 
+BoundRecords = Any
+"""Opaque buffers of cache records, made by a kernel set's own ``bind_records``."""
+
 
 @dataclass(frozen=True)
 class Rotary:

@@ -8,6 +8,7 @@ import torch
 
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import BoundRecords
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class RecordPool:
     def __init__(self, record: RecordFormat, num_groups: int, per_group: int) -> None:
         """Allocate zeroed bytes."""
         self.record, self.per_group = record, per_group
+        self._by_kernel_set: dict[str, BoundRecords] = {}
         self.buffer = torch.zeros(num_groups, per_group * record.num_bytes, dtype=torch.uint8)
         if record.sectioned:
             cut = per_group * record.data_bytes
@@ -75,8 +77,15 @@ class RecordPool:
 
     def store(self, ops: Ops, values: torch.Tensor, rows: torch.Tensor) -> None:
         """Write float32 [n, width] as records ``rows`` int64 [n]; -1 skips a value."""
-        ops.store_records(self.record.kind, values, self.data, self.scales, rows)
+        ops.store_records(self._bound(ops), values, rows)
 
-    def load(self, ops: Ops, rows: torch.Tensor) -> torch.Tensor:
-        """Decode records ``rows`` int64 [n] to float32 [n, width]; -1 gives zeros."""
-        return ops.load_records(self.record.kind, self.data, self.scales, rows, self.record.width)
+    def load(self, ops: Ops, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Decode records ``rows`` int64 [n] to float32 [n, width], into ``out`` if given; -1 gives zeros."""
+        return ops.load_records(self._bound(ops), rows, out)
+
+    def _bound(self, ops: Ops) -> BoundRecords:
+        if ops.name not in self._by_kernel_set:
+            self._by_kernel_set[ops.name] = ops.bind_records(
+                self.record.kind, self.record.width, self.data, self.scales
+            )
+        return self._by_kernel_set[ops.name]

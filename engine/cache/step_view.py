@@ -6,6 +6,7 @@ an earlier one. Decoded rows of a KV source serve all layers that share it.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from deepinfer.engine.batch import Rows, Step
@@ -34,9 +35,11 @@ class StepView:
         pool = self.caches.window[layer]
         # history first: a long chunk writes over the very ring records it has to read
         history_rows, ring_rows = self._ring_records(rows, pool.per_group)
-        history = pool.load(self.ops, history_rows)
+        num_history = history_rows.shape[0]
+        buffer = torch.empty(num_history + latents.shape[0], latents.shape[1])
+        pool.load(self.ops, history_rows, buffer[:num_history])
         pool.store(self.ops, latents, ring_rows)
-        buffer = torch.cat([history, latents])
+        buffer[num_history:] = latents
         if layer < self.snapshot_layers:
             self._save(layer, buffer, rows)
         return buffer
@@ -109,12 +112,14 @@ class StepView:
         self, source: int, ratio: int, selected: torch.Tensor, rows: Rows
     ) -> tuple[torch.Tensor, torch.Tensor]:
         records, base = self.entries(ratio)
-        places = torch.where(selected >= 0, selected + base[rows.chunk][:, None], -1)
-        if source not in self._main and records.shape[0] > selected.numel():
+        chosen = selected.numpy()
+        places = np.where(chosen >= 0, chosen + base.numpy()[rows.chunk.numpy()][:, None], -1)
+        if source not in self._main and records.shape[0] > places.size:
             # decoding: few rows look at little of long contexts, so only what they chose is decoded
-            wanted = torch.where(places >= 0, records[places.clamp(min=0)], -1).flatten()
-            numbers = torch.arange(wanted.shape[0]).view(selected.shape)
-            return self.caches.main[source].load(self.ops, wanted), torch.where(places >= 0, numbers, -1)
+            wanted = np.where(places >= 0, records.numpy()[places], -1).reshape(-1)
+            numbers = np.arange(wanted.size).reshape(places.shape)
+            latents = self.caches.main[source].load(self.ops, torch.from_numpy(wanted))
+            return latents, torch.from_numpy(np.where(places >= 0, numbers, -1))
         if source not in self._main:
             self._main[source] = self.caches.main[source].load(self.ops, records)
-        return self._main[source], places
+        return self._main[source], torch.from_numpy(places)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from deepinfer.engine.batch import Step
@@ -81,18 +82,21 @@ class Compressor:
         """Pooled pairs [J, C] and the row of each pair's second token, int64 [J]."""
         values, scores = ops.linear_fp32(x, self.wkv), ops.linear_fp32(x, self.wgate)
         pending_values, pending_scores = caches.pending[self.layer]
-        completed = (step.encoder.positions % 2 == 1).nonzero()[:, 0]
-        first = completed - 1
-        value_pairs = torch.stack([values[first], values[completed]], 1)
-        score_pairs = torch.stack([scores[first], scores[completed]], 1)
-        row = 0
-        for chunk in step.chunks:
-            if chunk.start % 2 == 1:  # the partner of the first row came in an earlier step
-                pair = int(torch.searchsorted(completed, row))
-                value_pairs[pair, 0] = pending_values[chunk.slot]
-                score_pairs[pair, 0] = pending_scores[chunk.slot]
-            row += chunk.end - chunk.start
-            if chunk.end % 2 == 1:
-                pending_values[chunk.slot] = values[row - 1]
-                pending_scores[chunk.slot] = scores[row - 1]
-        return ops.pool_pairs(value_pairs, score_pairs), completed
+        completed = np.flatnonzero(step.encoder.positions.numpy() % 2 == 1)
+        chunks = [
+            (chunk.slot, chunk.start % 2, chunk.end % 2, chunk.end - chunk.start) for chunk in step.chunks
+        ]
+        slots, starts_odd, ends_odd, sizes = np.array(chunks, np.int64).T
+        ends = np.cumsum(sizes)
+        late = np.flatnonzero(starts_odd)  # the partner of the first row came in an earlier step
+        pairs = torch.from_numpy(np.searchsorted(completed, (ends - sizes)[late]))
+        left = np.flatnonzero(ends_odd)  # the last row waits for its partner
+        waiting, last = torch.from_numpy(slots[left]), torch.from_numpy(ends[left] - 1)
+        second, partners = torch.from_numpy(completed), torch.from_numpy(slots[late])
+        value_pairs = torch.stack([values[second - 1], values[second]], 1)
+        score_pairs = torch.stack([scores[second - 1], scores[second]], 1)
+        value_pairs[pairs, 0] = pending_values[partners]
+        score_pairs[pairs, 0] = pending_scores[partners]
+        pending_values[waiting] = values[last]
+        pending_scores[waiting] = scores[last]
+        return ops.pool_pairs(value_pairs, score_pairs), second

@@ -25,6 +25,7 @@ from deepinfer.kernels.cpu import linear as linears
 from deepinfer.kernels.cpu.experts import PackedExperts
 from deepinfer.kernels.cpu.experts import moe as run_experts
 from deepinfer.kernels.cpu.linear import PackedLinear
+from deepinfer.kernels.cpu.records import BoundRecords
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, SiteWeights
@@ -83,22 +84,19 @@ class CpuOps:
         """See ``Ops``."""
         return fake_quant.round_trip_(x, fake_quant.FP4_E4M3, self.workers) if self.round_caches else x
 
-    def store_records(
-        self,
-        kind: str,
-        values: torch.Tensor,
-        data: torch.Tensor,
-        scales: torch.Tensor,
-        rows: torch.Tensor,
-    ) -> None:
+    def bind_records(self, kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> BoundRecords:
         """See ``Ops``."""
-        records.store_records(kind, values, data, scales, rows, self.workers)
+        return records.bind_records(kind, width, data, scales)
+
+    def store_records(self, where: BoundRecords, values: torch.Tensor, rows: torch.Tensor) -> None:
+        """See ``Ops``."""
+        records.store_records(where, values, rows, self.workers)
 
     def load_records(
-        self, kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int
+        self, where: BoundRecords, rows: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return records.load_records(kind, data, scales, rows, width, self.workers)
+        return records.load_records(where, rows, out, self.workers)
 
     def hc_mix(
         self,

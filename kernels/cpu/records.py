@@ -41,80 +41,107 @@ _FORMATS: dict[str, _Format | None] = {
 }
 
 
-def store_records(
-    kind: str,
-    values: torch.Tensor,
-    data: torch.Tensor,
-    scales: torch.Tensor,
-    rows: torch.Tensor,
-    workers: Workers,
-) -> None:
+@dataclass(frozen=True)
+class BoundRecords:
+    """Record buffers that were checked once and are seen as kernels see them.
+
+    Attributes:
+        form: format, None for float32 as it is.
+        width: values of a record.
+        codes, factors: their bytes from first to last, whatever lies between.
+        layout: see ``record_kernels``.
+    """
+
+    form: _Format | None
+    width: int
+    codes: npt.NDArray[np.uint8]
+    factors: npt.NDArray[np.uint8]
+    layout: npt.NDArray[np.int64]
+
+
+def bind_records(kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> BoundRecords:
+    """See ``Ops.bind_records``.
+
+    Raises:
+        ValueError: a shape does not fit the format.
+    """
+    form = _check(kind, width, data, scales)
+    layout = np.array([*data.shape[:2], *data.stride()[:2], *scales.stride()[:2]], np.int64)
+    return BoundRecords(form, width, _flat(data), _flat(scales), layout)
+
+
+def store_records(records: BoundRecords, values: torch.Tensor, rows: torch.Tensor, workers: Workers) -> None:
     """Quantise ``values`` float32 [T, W] into their records; see ``Ops.store_records``.
 
     Raises:
         ValueError: a shape does not fit the format, or a row is neither -1 nor a record.
     """
-    num_rows, width = values.shape
-    form = _check(kind, width, data, scales, rows)
-    if values.dtype != torch.float32 or rows.shape[0] != num_rows:
-        raise ValueError(
-            f"store_records: {rows.shape[0]} rows for {values.dtype} values {list(values.shape)}"
-        )
-    source, index = values.contiguous().numpy(), rows.contiguous().numpy()
-    codes, factors, layout = _flat(data), _flat(scales), _layout(data, scales)
+    index, (num_rows, width) = _index(rows), values.shape
+    if values.dtype != torch.float32 or index.shape[0] != num_rows or width != records.width:
+        raise ValueError(f"store_records: {len(index)} rows for {values.dtype} values {list(values.shape)}")
+    source, form, layout = values.contiguous().numpy(), records.form, records.layout
     outside: list[int] = []
     if form is None:
         raw = source.view(np.uint8)
 
         def part(low: int, high: int) -> None:
-            outside.append(kernels.copy_kernel(raw, codes, layout, index, True, low, high))
+            outside.append(kernels.copy_kernel(raw, records.codes, layout, index, True, low, high))
     else:
         number, groups = form.number, source.reshape(num_rows, width // form.group, form.group)
 
         def part(low: int, high: int) -> None:
             outside.append(
-                kernels.store_kernel(source, groups, codes, factors, layout, index, number, low, high)
+                kernels.store_kernel(
+                    source, groups, records.codes, records.factors, layout, index, number, low, high
+                )
             )
 
     workers.run(num_rows, max(1, _GRAIN_VALUES // width), part)
-    _refuse_outside("store_records", sum(outside), data)
+    _refuse_outside("store_records", sum(outside), layout)
 
 
 def load_records(
-    kind: str,
-    data: torch.Tensor,
-    scales: torch.Tensor,
-    rows: torch.Tensor,
-    width: int,
-    workers: Workers,
+    records: BoundRecords, rows: torch.Tensor, out: torch.Tensor | None, workers: Workers
 ) -> torch.Tensor:
     """Decode records to float32 [n, width]; see ``Ops.load_records``.
 
     Raises:
-        ValueError: a shape does not fit the format, or a row is neither -1 nor a record.
+        ValueError: ``out`` has another shape, or a row is neither -1 nor a record.
     """
-    form = _check(kind, width, data, scales, rows)
-    num_rows = rows.shape[0]
-    index, out = rows.contiguous().numpy(), np.empty((num_rows, width), np.float32)
-    codes, factors, layout = _flat(data), _flat(scales), _layout(data, scales)
+    index, width, form, layout = _index(rows), records.width, records.form, records.layout
+    num_rows = len(index)
+    if out is None:
+        out = torch.empty(num_rows, width)
+    elif out.shape != (num_rows, width) or out.dtype != torch.float32 or not out.is_contiguous():
+        raise ValueError(f"load_records: out is {list(out.shape)}, needs contiguous [{num_rows}, {width}]")
+    target = out.numpy()
     outside: list[int] = []
     if form is None:
-        raw = out.view(np.uint8)
+        raw = target.view(np.uint8)
 
         def part(low: int, high: int) -> None:
-            outside.append(kernels.copy_kernel(raw, codes, layout, index, False, low, high))
+            outside.append(kernels.copy_kernel(raw, records.codes, layout, index, False, low, high))
     else:
         number, table = form.number, form.scale_values
-        groups = out.reshape(num_rows, width // form.group, form.group)
+        groups = target.reshape(num_rows, width // form.group, form.group)
 
         def part(low: int, high: int) -> None:
             outside.append(
-                kernels.load_kernel(codes, factors, layout, table, index, groups, number, low, high)
+                kernels.load_kernel(
+                    records.codes, records.factors, layout, table, index, groups, number, low, high
+                )
             )
 
     workers.run(num_rows, max(1, _GRAIN_VALUES // width), part)
-    _refuse_outside("load_records", sum(outside), data)
-    return torch.from_numpy(out)
+    _refuse_outside("load_records", sum(outside), layout)
+    return out
+
+
+def _index(rows: torch.Tensor) -> npt.NDArray[np.int64]:
+    if rows.ndim != 1 or rows.dtype != torch.int64:
+        raise ValueError(f"records: rows must be int64 [n], got {rows.dtype} {list(rows.shape)}")
+    index: npt.NDArray[np.int64] = rows.contiguous().numpy()
+    return index
 
 
 def _flat(part: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -123,14 +150,7 @@ def _flat(part: torch.Tensor) -> npt.NDArray[np.uint8]:
     return part.as_strided((span if part.numel() else 0,), (1,)).numpy()
 
 
-def _layout(data: torch.Tensor, scales: torch.Tensor) -> npt.NDArray[np.int64]:
-    """See ``record_kernels``."""
-    return np.array([*data.shape[:2], *data.stride()[:2], *scales.stride()[:2]], np.int64)
-
-
-def _check(
-    kind: str, width: int, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor
-) -> _Format | None:
+def _check(kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> _Format | None:
     """The format of ``kind``, if the buffers have its shape; the kernels use addresses and check nothing."""
     if kind not in _FORMATS:
         raise ValueError(f"records: unknown kind {kind!r}; choose from {', '.join(_FORMATS)}")
@@ -146,19 +166,17 @@ def _check(
         and data.dtype == scales.dtype == torch.uint8
         and data.stride(2) == 1
         and (num_scales == 0 or scales.stride(2) == 1)
-        and rows.ndim == 1
-        and rows.dtype == torch.int64
     )
     if not fits:
         raise ValueError(
-            f"records: {kind} of width {width} (a multiple of {group}) needs int64 rows [n], uint8 data"
+            f"records: {kind} of width {width} (a multiple of {group}) needs uint8 data"
             f" [B, S, {num_bytes}] and scales [B, S, {num_scales}], the last axes contiguous;"
-            f" got {list(rows.shape)}, {list(data.shape)} and {list(scales.shape)}"
+            f" got {list(data.shape)} and {list(scales.shape)}"
         )
     return form
 
 
-def _refuse_outside(name: str, num_outside: int, data: torch.Tensor) -> None:
+def _refuse_outside(name: str, num_outside: int, layout: npt.NDArray[np.int64]) -> None:
     if num_outside:
-        num_records = data.shape[0] * data.shape[1]
+        num_records = layout[0] * layout[1]
         raise ValueError(f"{name}: {num_outside} rows are neither -1 nor one of the {num_records} records")

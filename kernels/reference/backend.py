@@ -79,22 +79,21 @@ class ReferenceOps(Chains):
         """See ``Ops``."""
         return x.copy_(fake_quant.fp4_e4m3(x)) if self.round_caches else x
 
-    def store_records(
-        self,
-        kind: str,
-        values: torch.Tensor,
-        data: torch.Tensor,
-        scales: torch.Tensor,
-        rows: torch.Tensor,
-    ) -> None:
+    def bind_records(
+        self, kind: str, width: int, data: torch.Tensor, scales: torch.Tensor
+    ) -> records.Records:
         """See ``Ops``."""
-        records.store(kind, values, data, scales, rows)
+        return records.Records(kind, width, data, scales)
+
+    def store_records(self, where: records.Records, values: torch.Tensor, rows: torch.Tensor) -> None:
+        """See ``Ops``."""
+        records.store(where, values, rows)
 
     def load_records(
-        self, kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int
+        self, where: records.Records, rows: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return records.load(kind, data, scales, rows, width)
+        return records.load(where, rows, out)
 
     def hc_mix(
         self,

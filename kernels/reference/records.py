@@ -5,6 +5,8 @@ Exact, so every kernel set must give these bytes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from deepinfer.kernels.reference import fake_quant
@@ -12,25 +14,36 @@ from deepinfer.kernels.reference import fake_quant
 _GROUPS = {"mxfp8": 32, "mxfp4": 32, "fp4": 16}
 
 
-def store(
-    kind: str, values: torch.Tensor, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor
-) -> None:
+@dataclass(frozen=True)
+class Records:
+    """Buffers as ``Ops.bind_records`` takes them."""
+
+    kind: str
+    width: int
+    data: torch.Tensor
+    scales: torch.Tensor
+
+
+def store(where: Records, values: torch.Tensor, rows: torch.Tensor) -> None:
     """See ``Ops.store_records``."""
+    data = where.data
     _check(rows, data)
     kept = rows >= 0
     at = (rows[kept] // data.shape[1], rows[kept] % data.shape[1])
-    codes, scale_bytes = _quantise(kind, values[kept])
+    codes, scale_bytes = _quantise(where.kind, values[kept])
     data[at] = codes
-    scales[at] = scale_bytes
+    where.scales[at] = scale_bytes
 
 
-def load(kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int) -> torch.Tensor:
+def load(where: Records, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """See ``Ops.load_records``."""
+    data = where.data
     _check(rows, data)
     kept = rows >= 0
     at = (rows[kept] // data.shape[1], rows[kept] % data.shape[1])
-    out = torch.zeros(rows.shape[0], width)
-    out[kept] = _dequantise(kind, data[at], scales[at])
+    out = torch.empty(rows.shape[0], where.width) if out is None else out
+    out[~kept] = 0.0
+    out[kept] = _dequantise(where.kind, data[at], where.scales[at])
     return out
 
 

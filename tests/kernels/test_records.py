@@ -80,14 +80,14 @@ def varied(num_rows: int, seed: int = 5) -> torch.Tensor:
 def stored(ops: Ops, kind: str, values: torch.Tensor) -> torch.Tensor:
     """Records [T, d + s] of the rows of ``values``."""
     buffer, data, scales = interleaved(kind, 1, len(values))
-    ops.store_records(kind, values, data, scales, torch.arange(len(values)))
+    ops.store_records(ops.bind_records(kind, WIDTH, data, scales), values, torch.arange(len(values)))
     return buffer[0]
 
 
 def loaded(ops: Ops, kind: str, records: torch.Tensor) -> torch.Tensor:
     """Values [n, 128] of records [n, d + s]."""
     data, scales = records[None, :, : SIZES[kind][0]], records[None, :, SIZES[kind][0] :]
-    return ops.load_records(kind, data, scales, torch.arange(len(records)), WIDTH)
+    return ops.load_records(ops.bind_records(kind, WIDTH, data, scales), torch.arange(len(records)))
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -107,7 +107,7 @@ def test_only_the_named_records_change(ops: Ops, kind: str, layout: Callable[...
     values, rows = varied(6), torch.tensor([23, -1, 0, 8, -1, 13])
     buffer, data, scales = layout(kind)
     untouched = buffer.clone()
-    ops.store_records(kind, values, data, scales, rows)
+    ops.store_records(ops.bind_records(kind, WIDTH, data, scales), values, rows)
     expected = stored(ops, kind, values)
     flat_data, flat_scales = data.flatten(0, 1), scales.flatten(0, 1)
     for t, row in enumerate(rows.tolist()):
@@ -125,13 +125,15 @@ def test_loading_in_any_order_and_minus_one_as_zeros(
 ) -> None:
     values = varied(BLOCKS * SLOTS)
     _, data, scales = layout(kind)
-    ops.store_records(kind, values, data, scales, torch.arange(BLOCKS * SLOTS).flip(0))
+    ops.store_records(
+        ops.bind_records(kind, WIDTH, data, scales), values, torch.arange(BLOCKS * SLOTS).flip(0)
+    )
     rows = torch.tensor([5, 23, -1, 5, 0, 16, -1])
-    out = ops.load_records(kind, data, scales, rows, WIDTH)
+    out = ops.load_records(ops.bind_records(kind, WIDTH, data, scales), rows)
     expected = loaded(ops, kind, stored(ops, kind, values.flip(0)))[rows]
     expected[rows < 0] = 0.0
     assert same_bits(out, expected)
-    assert ops.load_records(kind, data, scales, rows[:0], WIDTH).shape == (0, WIDTH)
+    assert ops.load_records(ops.bind_records(kind, WIDTH, data, scales), rows[:0]).shape == (0, WIDTH)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -232,24 +234,26 @@ def test_storing_a_loaded_fp4_row_again_changes_no_byte_but_at_scale_two(ops: Op
 def test_rows_outside_are_refused(ops: Ops, kind: str, row: int) -> None:
     _, data, scales = interleaved(kind)
     with pytest.raises(ValueError, match="1 rows are neither -1 nor one of the 24 records"):
-        ops.load_records(kind, data, scales, torch.tensor([0, row]), WIDTH)
+        ops.load_records(ops.bind_records(kind, WIDTH, data, scales), torch.tensor([0, row]))
     with pytest.raises(ValueError, match="neither -1 nor"):
-        ops.store_records(kind, varied(2), data, scales, torch.tensor([0, row]))
+        ops.store_records(ops.bind_records(kind, WIDTH, data, scales), varied(2), torch.tensor([0, row]))
 
 
 def test_buffers_of_another_shape_are_refused() -> None:
     cpu = select_ops("cpu", bf16=False, num_threads=1)
     _, data, scales = interleaved("mxfp4")
-    rows = torch.arange(2)
     with pytest.raises(ValueError, match="unknown kind 'int8'"):
-        cpu.load_records("int8", data, scales, rows, WIDTH)
+        cpu.bind_records("int8", WIDTH, data, scales)
     with pytest.raises(ValueError, match=r"mxfp8 of width 128 .* uint8 data \[B, S, 128\]"):
-        cpu.load_records("mxfp8", data, scales, rows, WIDTH)
+        cpu.bind_records("mxfp8", WIDTH, data, scales)
     with pytest.raises(ValueError, match="a multiple of 32"):
-        cpu.load_records("mxfp4", data, scales, rows, 136)
-    with pytest.raises(ValueError, match="int64 rows"):
-        cpu.load_records("mxfp4", data, scales, rows.to(torch.int32), WIDTH)
+        cpu.bind_records("mxfp4", 136, data, scales)
     with pytest.raises(ValueError, match="last axes contiguous"):
-        cpu.load_records("mxfp4", data.transpose(1, 2).contiguous().transpose(1, 2), scales, rows, WIDTH)
+        cpu.bind_records("mxfp4", WIDTH, data.transpose(1, 2).contiguous().transpose(1, 2), scales)
+    bound, rows = cpu.bind_records("mxfp4", WIDTH, data, scales), torch.arange(2)
+    with pytest.raises(ValueError, match="must be int64"):
+        cpu.load_records(bound, rows.to(torch.int32))
+    with pytest.raises(ValueError, match=r"needs contiguous \[2, 128\]"):
+        cpu.load_records(bound, rows, torch.empty(3, WIDTH))
     with pytest.raises(ValueError, match="2 rows for"):
-        cpu.store_records("mxfp4", varied(3), data, scales, rows)
+        cpu.store_records(bound, varied(3), rows)
