@@ -17,15 +17,14 @@ import torch
 
 from deepinfer.kernels.cpu.compiled import inlined, kernel
 from deepinfer.kernels.cpu.elementary import silu, to_bf16
-from deepinfer.kernels.cpu.fma_tile import PANEL, TILE_ROWS, make_tile
-from deepinfer.kernels.cpu.linear import copy_row, pack_linear
+from deepinfer.kernels.cpu.fma_tile import PANEL, ROW_PANELS, TILE_ROWS, make_tile
+from deepinfer.kernels.cpu.linear import copy_row, pack_linear, panel_rows
 from deepinfer.kernels.cpu.workers import Workers
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 ROWS_PER_TASK = 16 * TILE_ROWS
 _full_tile = make_tile(TILE_ROWS)
-_one_row = make_tile(1)
 _ZERO = np.float32(0.0)
 
 
@@ -60,29 +59,27 @@ def _products(
     """``out[i]`` = row i (its address in ``rows``) times every panel of expert ``e``, for ``count`` rows.
 
     ``out`` holds whole panels in its columns; one panel at a time passes over all rows, so that it stays in
-    the first-level cache.
+    the first-level cache. A few rows alone pass over several panels at a time.
     """
     num_panels, depth = weights.shape[1], weights.shape[2]
-    table, scratch = np.int64(group.ctypes.data), np.int64(tile.ctypes.data)
-    stride = out.shape[1]
-    for p in range(num_panels):
+    scratch, stride = np.int64(tile.ctypes.data), out.shape[1]
+    p = 0
+    while p < num_panels:
         b = np.int64(weights.ctypes.data) + np.int64((e * num_panels + p) * depth * PANEL) * 4
+        following = p + 1
         i = 0
-        while i < count:
+        while i + TILE_ROWS <= count:
             place = np.int64(out.ctypes.data) + np.int64(i * stride + p * PANEL) * 4
-            if i + TILE_ROWS <= count:
-                _full_tile(np.int64(rows.ctypes.data) + i * 8, b, PANEL, depth, place, stride)
-                i += TILE_ROWS
-            elif i + 2 < count:
-                for r in range(TILE_ROWS):
-                    group[r] = rows[min(i + r, count - 1)]
-                _full_tile(table, b, PANEL, depth, scratch, PANEL)
-                for r in range(count - i):
-                    copy_row(tile[r], out[i + r, p * PANEL : (p + 1) * PANEL], False)
-                i = count
-            else:
-                _one_row(np.int64(rows.ctypes.data) + i * 8, b, PANEL, depth, place, stride)
-                i += 1
+            _full_tile(np.int64(rows.ctypes.data) + i * 8, b, PANEL, depth, place, stride)
+            i += TILE_ROWS
+        if i < count:
+            for r in range(TILE_ROWS):
+                group[r] = rows[min(i + r, count - 1)]
+            limit = num_panels if i == 0 else p + 1
+            following = panel_rows(group, count - i, limit, b, depth, p, scratch, tile.shape[1])
+            for r in range(count - i):
+                copy_row(tile[r], out[i + r, p * PANEL : following * PANEL], False)
+        p = following
 
 
 @inlined
@@ -124,7 +121,7 @@ def _experts_kernel(
     inner = gate.shape[1] * PANEL
     rows = np.empty(ROWS_PER_TASK, np.int64)
     group = np.empty(TILE_ROWS, np.int64)
-    tile = np.empty((TILE_ROWS, PANEL), np.float32)
+    tile = np.empty((TILE_ROWS, ROW_PANELS * PANEL), np.float32)
     gates = np.empty((ROWS_PER_TASK, inner), np.float32)
     ups = np.empty((ROWS_PER_TASK, inner), np.float32)
     x_base, x_step = np.int64(x.ctypes.data), np.int64(x.shape[1] * 4)

@@ -42,6 +42,10 @@ PANEL = 2 * VECTOR
 """Output columns of one tile, and the width of a packed weight panel."""
 TILE_ROWS = 12 if VECTOR == 16 else 6
 """Rows of the large tile: with two vectors a row it fills the register file (24 of 32, or 12 of 16)."""
+ROW_PANELS = 4
+"""Panels that one row passes over at a time: eight chains hide the latency of an fma."""
+FEW_ROWS, FEW_PANELS = 3, 2
+"""The tile between: two or three rows, two panels."""
 
 
 def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
@@ -59,10 +63,13 @@ def _broadcast(builder: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
 
 
-def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR, gathered: bool = False) -> Tile:
+def make_tile(
+    num_rows: int, num_vectors: int = 2, lanes: int = VECTOR, gathered: bool = False, num_panels: int = 1
+) -> Tile:
     """Build ``tile(rows, b, b_stride, depth, out, out_stride)``.
 
-    It computes ``num_rows`` rows of ``num_vectors * lanes`` columns.
+    It computes ``num_rows`` rows of ``num_panels`` panels of ``num_vectors * lanes`` columns. Panel p of
+    ``b`` begins ``p * depth * b_stride`` elements after the first, its columns of ``out`` follow those before.
 
     All arguments are integers: ``rows`` the address of ``num_rows`` int64 addresses of float32 rows ``a[r]``;
     ``b`` the address of float32 ``b[0, 0]`` and ``b_stride`` the distance of its rows in elements; ``depth``
@@ -70,7 +77,7 @@ def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR, gathered
     elements; overwritten. With ``gathered`` the rows of ``b`` lie anywhere: ``b`` is the address of K int64
     row addresses, and ``b_stride`` the first column.
     """
-    vector = ir.VectorType(_FLOAT, lanes)
+    vector, across = ir.VectorType(_FLOAT, lanes), num_panels * num_vectors
 
     def load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
         value = builder.load(builder.inttoptr(address, vector.as_pointer()))
@@ -80,6 +87,8 @@ def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR, gathered
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
         rows, b, b_stride, depth, out, out_stride = args
         four = ir.Constant(_I64, 4)
+        panel_bytes = builder.mul(builder.mul(depth, b_stride), four)
+        distances = [builder.mul(panel_bytes, ir.Constant(_I64, p)) for p in range(1, num_panels)]
         table = builder.inttoptr(rows, _I64.as_pointer())
         row_pointers = [
             builder.inttoptr(builder.load(builder.gep(table, [ir.Constant(_I64, r)])), _FLOAT.as_pointer())
@@ -96,32 +105,34 @@ def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR, gathered
         builder.position_at_end(loop)
         k = builder.phi(_I64)
         address = builder.phi(_I64)
-        sums = [[builder.phi(vector) for _ in range(num_vectors)] for _ in range(num_rows)]
+        sums = [[builder.phi(vector) for _ in range(across)] for _ in range(num_rows)]
         k.add_incoming(ir.Constant(_I64, 0), entry)
         address.add_incoming(b, entry)
         start = address
         if gathered:
             start = builder.add(builder.load(builder.inttoptr(address, _I64.as_pointer())), first_column)
         columns = [
-            load(builder, builder.add(start, ir.Constant(_I64, 4 * lanes * v))) for v in range(num_vectors)
+            load(builder, builder.add(panel, ir.Constant(_I64, 4 * lanes * v)))
+            for panel in [start, *(builder.add(start, distance) for distance in distances)]
+            for v in range(num_vectors)
         ]
         next_sums = []
         for r in range(num_rows):
             a = _broadcast(builder, builder.load(builder.gep(row_pointers[r], [k])), lanes)
-            next_sums.append([_fma(builder, a, columns[v], sums[r][v]) for v in range(num_vectors)])
+            next_sums.append([_fma(builder, a, columns[v], sums[r][v]) for v in range(across)])
         k_next = builder.add(k, ir.Constant(_I64, 1))
         address_next = builder.add(address, step)
         k.add_incoming(k_next, loop)
         address.add_incoming(address_next, loop)
         for r in range(num_rows):
-            for v in range(num_vectors):
+            for v in range(across):
                 sums[r][v].add_incoming(zero, entry)
                 sums[r][v].add_incoming(next_sums[r][v], loop)
         builder.cbranch(builder.icmp_signed("<", k_next, depth), loop, done)
 
         builder.position_at_end(done)
         for r in range(num_rows):
-            for v in range(num_vectors):
+            for v in range(across):
                 final = builder.phi(vector)
                 final.add_incoming(zero, entry)
                 final.add_incoming(next_sums[r][v], loop)
@@ -129,7 +140,7 @@ def make_tile(num_rows: int, num_vectors: int = 2, lanes: int = VECTOR, gathered
         out_step = builder.mul(out_stride, four)
         for r in range(num_rows):
             row_start = builder.add(out, builder.mul(out_step, ir.Constant(_I64, r)))
-            for v in range(num_vectors):
+            for v in range(across):
                 place = builder.add(row_start, ir.Constant(_I64, 4 * lanes * v))
                 store = builder.store(next_sums[r][v], builder.inttoptr(place, vector.as_pointer()))
                 store.align = 4

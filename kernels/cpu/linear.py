@@ -15,15 +15,17 @@ import torch
 
 from deepinfer.kernels.cpu.compiled import inlined, kernel
 from deepinfer.kernels.cpu.elementary import to_bf16
-from deepinfer.kernels.cpu.fma_tile import PANEL, TILE_ROWS, make_tile
+from deepinfer.kernels.cpu.fma_tile import FEW_PANELS, FEW_ROWS, PANEL, ROW_PANELS, TILE_ROWS, make_tile
 from deepinfer.kernels.cpu.workers import Workers
 
 ROW_BLOCK = 16 * TILE_ROWS
 """Rows that stay in the second-level cache while all panels pass over them; no effect on bits."""
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 _full_tile = make_tile(TILE_ROWS)
-_one_row = make_tile(1)
+_few_rows = make_tile(FEW_ROWS, num_panels=FEW_PANELS)
+_one_row = make_tile(1, num_panels=ROW_PANELS)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,33 @@ def copy_row(source: Float32, target: Float32, bf16: bool) -> None:
             target[n] = source[n]
 
 
+@inlined
+def panel_rows(
+    rows: Int64, count: int, panels: int, b: np.int64, depth: int, panel: int, out: np.int64, stride: int
+) -> int:
+    """One to ``TILE_ROWS`` rows times the panels from ``panel`` on; returns the panel after the last one.
+
+    Args:
+        rows: addresses of the rows; must hold ``TILE_ROWS`` of them, those past ``count`` repeat any row.
+        count: rows wanted; further rows of ``out`` may be overwritten.
+        panels: number of panels.
+        b: address of the panel ``panel``.
+        depth: K.
+        panel: see above.
+        out: address of the first result.
+        stride: distance of the rows of ``out`` in elements.
+    """
+    table = np.int64(rows.ctypes.data)
+    if count == 1 and panel + ROW_PANELS <= panels:
+        _one_row(table, b, PANEL, depth, out, stride)
+        return panel + ROW_PANELS
+    if count <= FEW_ROWS and panel + FEW_PANELS <= panels:
+        _few_rows(table, b, PANEL, depth, out, stride)
+        return panel + FEW_PANELS
+    _full_tile(table, b, PANEL, depth, out, stride)
+    return panel + 1
+
+
 @kernel
 def linear_kernel(
     x: Float32, panels: Float32, out: Float32, num_outputs: int, bf16: bool, low: int, high: int
@@ -74,37 +103,35 @@ def linear_kernel(
     """Rows ``low .. high`` of ``out [T, G * N]``; ``x`` is [T, G * K]."""
     num_groups, num_panels, depth, _ = panels.shape
     rows = np.empty(TILE_ROWS, np.int64)
-    tile = np.empty((TILE_ROWS, PANEL), np.float32)
+    tile = np.empty((TILE_ROWS, ROW_PANELS * PANEL), np.float32)
+    scratch = np.int64(tile.ctypes.data)
     stride = np.int64(x.shape[1]) * 4
     for block in range(low, high, ROW_BLOCK):
         block_end = min(block + ROW_BLOCK, high)
         for g in range(num_groups):
             x_base = np.int64(x.ctypes.data) + np.int64(g * depth * 4)
-            for p in range(num_panels):
+            p = 0
+            while p < num_panels:
                 b = np.int64(panels.ctypes.data) + np.int64((g * num_panels + p) * depth * PANEL) * 4
                 first = g * num_outputs + p * PANEL
-                width = min(PANEL, num_outputs - p * PANEL)
+                following = p + 1
                 row = block
                 while row < block_end:
                     count = min(TILE_ROWS, block_end - row)
-                    count = 1 if count <= 2 else count
                     for r in range(TILE_ROWS):
                         rows[r] = x_base + min(row + r, block_end - 1) * stride
-                    if count == TILE_ROWS and width == PANEL and not bf16:
+                    if count == TILE_ROWS and (p + 1) * PANEL <= num_outputs and not bf16:
                         place = np.int64(out.ctypes.data) + np.int64(row * out.shape[1] + first) * 4
                         _full_tile(np.int64(rows.ctypes.data), b, PANEL, depth, place, out.shape[1])
                     else:
-                        if count == 1:
-                            _one_row(
-                                np.int64(rows.ctypes.data), b, PANEL, depth, np.int64(tile.ctypes.data), PANEL
-                            )
-                        else:
-                            _full_tile(
-                                np.int64(rows.ctypes.data), b, PANEL, depth, np.int64(tile.ctypes.data), PANEL
-                            )
+                        # several panels at a time only if no full tile walks along
+                        limit = num_panels if block_end - block < TILE_ROWS else p + 1
+                        following = panel_rows(rows, count, limit, b, depth, p, scratch, ROW_PANELS * PANEL)
+                        width = min(following * PANEL, num_outputs) - p * PANEL
                         for r in range(count):
                             copy_row(tile[r], out[row + r, first : first + width], bf16)
                     row += count
+                p = following
 
 
 def linear(x: torch.Tensor, weight: PackedLinear, bf16: bool, workers: Workers) -> torch.Tensor:
