@@ -46,7 +46,7 @@ def _rows(x: torch.Tensor, width: int) -> Float32:
 
 
 def _linear(x: Float32, weight: PackedLinear, out: Float32, bf16: bool, low: int, high: int) -> None:
-    linear_kernel(x, weight.panels, out, weight.num_outputs, bf16, low, high)
+    linear_kernel(x, weight.place, out, weight.num_outputs, bf16, low, high)
 
 
 def site_input(

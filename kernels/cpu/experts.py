@@ -17,66 +17,107 @@ import torch
 
 from deepinfer.kernels.cpu.compiled import inlined, kernel
 from deepinfer.kernels.cpu.elementary import silu, to_bf16
-from deepinfer.kernels.cpu.fma_tile import PANEL, ROW_PANELS, TILE_ROWS, make_tile
-from deepinfer.kernels.cpu.linear import copy_row, pack_linear, panel_rows
+from deepinfer.kernels.cpu.fma_tile import PANEL, ROW_PANELS, TILE_ROWS
+from deepinfer.kernels.cpu.linear import (
+    PackedLinear,
+    Panels,
+    copy_row,
+    full_tile,
+    halved,
+    is_half,
+    panel_rows,
+    panels_of,
+)
 from deepinfer.kernels.cpu.workers import Workers
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+Place = tuple[int, bool, int, int, int]
+"""See ``PackedLinear.place``."""
 ROWS_PER_TASK = 16 * TILE_ROWS
-_full_tile = make_tile(TILE_ROWS)
 _ZERO = np.float32(0.0)
 
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """Panels float32 [E, panels, K, PANEL] of gate and up (K = D) and of down (K = I)."""
+    """Panels [E, panels, K, PANEL] of gate and up (K = D) and of down (K = I), as in ``PackedLinear``."""
 
-    gate: Float32
-    up: Float32
-    down: Float32
+    gate: PackedLinear
+    up: PackedLinear
+    down: PackedLinear
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return int(self.gate.panels.shape[0])
+
+    @property
+    def cost(self) -> int:
+        """Multiply-adds of one row in one expert."""
+        return 3 * int(self.gate.panels[0].size)
 
 
 def pack_experts(
     num_experts: int, load: Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 ) -> PackedExperts:
     """Pack experts one at a time; ``load(e)`` gives gate [I, D], up [I, D] and down [D, I] of expert e."""
-    gate = up = down = None
-    for e in range(num_experts):
-        parts = [pack_linear(weight) for weight in load(e)]
-        if gate is None or up is None or down is None:
-            gate, up, down = (np.empty((num_experts, *part.panels.shape[1:]), np.float32) for part in parts)
-        gate[e], up[e], down[e] = (part.panels[0] for part in parts)
-    if gate is None or up is None or down is None:
+    if num_experts < 1:
         raise ValueError("pack_experts: a layer needs at least one expert")
-    return PackedExperts(gate, up, down)
+    stacks = [_Stack(num_experts), _Stack(num_experts), _Stack(num_experts)]
+    for e in range(num_experts):
+        for stack, weight in zip(stacks, load(e), strict=True):
+            stack.put(e, weight)
+    return PackedExperts(*(stack.packed() for stack in stacks))
+
+
+class _Stack:
+    """One matrix of all experts; bfloat16 for as long as that is exact."""
+
+    def __init__(self, num_experts: int) -> None:
+        self._num_experts, self._num_outputs = num_experts, 0
+        self._panels: Panels | None = None
+
+    def put(self, e: int, weight: torch.Tensor) -> None:
+        """Take the weight float32 [N, K] of expert ``e``; experts come in order."""
+        panels = panels_of(weight.detach().to(torch.float32).numpy()[None])[0]
+        self._num_outputs = weight.shape[0]
+        if self._panels is None:
+            self._panels = np.zeros((self._num_experts, *panels.shape), np.uint16)
+        if self._panels.dtype == np.uint16 and not is_half(panels):
+            self._panels = (self._panels.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        self._panels[e] = halved(panels) if self._panels.dtype == np.uint16 else panels
+
+    def packed(self) -> PackedLinear:
+        assert self._panels is not None
+        return PackedLinear(self._panels, self._num_outputs)
 
 
 @inlined
 def _products(
-    rows: Int64, count: int, weights: Float32, e: int, out: Float32, group: Int64, tile: Float32
+    rows: Int64, count: int, place: Place, e: int, out: Float32, group: Int64, tile: Float32
 ) -> None:
     """``out[i]`` = row i (its address in ``rows``) times every panel of expert ``e``, for ``count`` rows.
 
     ``out`` holds whole panels in its columns; one panel at a time passes over all rows, so that it stays in
     the first-level cache. A few rows alone pass over several panels at a time.
     """
-    num_panels, depth = weights.shape[1], weights.shape[2]
+    weights, half, _, num_panels, depth = place
+    panel_bytes = np.int64(depth * PANEL * (2 if half else 4))
     scratch, stride = np.int64(tile.ctypes.data), out.shape[1]
     p = 0
     while p < num_panels:
-        b = np.int64(weights.ctypes.data) + np.int64((e * num_panels + p) * depth * PANEL) * 4
+        b = np.int64(weights) + np.int64(e * num_panels + p) * panel_bytes
         following = p + 1
         i = 0
         while i + TILE_ROWS <= count:
-            place = np.int64(out.ctypes.data) + np.int64(i * stride + p * PANEL) * 4
-            _full_tile(np.int64(rows.ctypes.data) + i * 8, b, PANEL, depth, place, stride)
+            target = np.int64(out.ctypes.data) + np.int64(i * stride + p * PANEL) * 4
+            full_tile(np.int64(rows.ctypes.data) + i * 8, b, half, depth, target, stride)
             i += TILE_ROWS
         if i < count:
             for r in range(TILE_ROWS):
                 group[r] = rows[min(i + r, count - 1)]
             limit = num_panels if i == 0 else p + 1
-            following = panel_rows(group, count - i, limit, b, depth, p, scratch, tile.shape[1])
+            following = panel_rows(group, count - i, limit, b, half, depth, p, scratch, tile.shape[1])
             for r in range(count - i):
                 copy_row(tile[r], out[i + r, p * PANEL : following * PANEL], False)
         p = following
@@ -105,9 +146,9 @@ def _experts_kernel(
     pair_weights: Float32,
     task_expert: Int64,
     task_start: Int64,
-    gate: Float32,
-    up: Float32,
-    down: Float32,
+    gate: Place,
+    up: Place,
+    down: Place,
     limit: np.float32,
     bf16: bool,
     out: Float32,
@@ -118,7 +159,7 @@ def _experts_kernel(
 
     ``out`` is [pairs, panels of down * PANEL].
     """
-    inner = gate.shape[1] * PANEL
+    inner = gate[3] * PANEL
     rows = np.empty(ROWS_PER_TASK, np.int64)
     group = np.empty(TILE_ROWS, np.int64)
     tile = np.empty((TILE_ROWS, ROW_PANELS * PANEL), np.float32)
@@ -195,7 +236,7 @@ class _Work:
 
     def run(self, x: Float32, limit: np.float32, bf16: bool, low: int, high: int) -> None:
         """Compute tasks ``low .. high``."""
-        gate, up, down = self.experts.gate, self.experts.up, self.experts.down
+        gate, up, down = self.experts.gate.place, self.experts.up.place, self.experts.down.place
         _experts_kernel(
             x,
             self.pair_rows,
@@ -221,14 +262,14 @@ def _work(pair_rows: Int64, pair_weights: Float32, counts: Int64, experts: Packe
             task_expert.append(e)
             task_start.append(start + min(count, offset + ROWS_PER_TASK))
         start += count
-    out = np.empty((len(pair_rows), experts.down.shape[1] * PANEL), np.float32)
+    out = np.empty((len(pair_rows), experts.down.panels.shape[1] * PANEL), np.float32)
     tasks, starts = np.array(task_expert, np.int64), np.array(task_start, np.int64)
     return _Work(pair_rows, pair_weights, tasks, starts, experts, out)
 
 
 def _routed(ids: Int64, weights: Float32, experts: PackedExperts) -> tuple[_Work, Int64]:
     pair_rows, place = np.empty(ids.size, np.int64), np.empty_like(ids)
-    pair_weights, counts = np.empty(ids.size, np.float32), np.zeros(experts.gate.shape[0], np.int64)
+    pair_weights, counts = np.empty(ids.size, np.float32), np.zeros(experts.num_experts, np.int64)
     _sort_pairs_kernel(ids, weights, pair_rows, pair_weights, place, counts)
     return _work(pair_rows, pair_weights, counts, experts), place
 
@@ -259,7 +300,7 @@ def run_moe(
             routed.run(x, clamp, bf16, max(low - num_common, 0), high - num_common)
 
     pairs = num_rows + len(routed.pair_rows)
-    item_cost = 3 * pairs * experts.gate[0].size // max(num_tasks, 1)
+    item_cost = pairs * experts.cost // max(num_tasks, 1)
     workers.run(num_tasks, 1, part, parts_per_thread=4, item_cost=item_cost)
     out = np.empty_like(x)
     workers.run(

@@ -64,12 +64,18 @@ def _broadcast(builder: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
 
 
 def make_tile(
-    num_rows: int, num_vectors: int = 2, lanes: int = VECTOR, gathered: bool = False, num_panels: int = 1
+    num_rows: int,
+    num_vectors: int = 2,
+    lanes: int = VECTOR,
+    gathered: bool = False,
+    num_panels: int = 1,
+    half: bool = False,
 ) -> Tile:
     """Build ``tile(rows, b, b_stride, depth, out, out_stride)``.
 
     It computes ``num_rows`` rows of ``num_panels`` panels of ``num_vectors * lanes`` columns. Panel p of
-    ``b`` begins ``p * depth * b_stride`` elements after the first, its columns of ``out`` follow those before.
+    ``b`` begins ``p * depth * b_stride`` elements after the first, its columns of ``out`` come next.
+    With ``half``, ``b`` holds bfloat16, which is a float32 without its lower sixteen bits.
 
     All arguments are integers: ``rows`` the address of ``num_rows`` int64 addresses of float32 rows ``a[r]``;
     ``b`` the address of float32 ``b[0, 0]`` and ``b_stride`` the distance of its rows in elements; ``depth``
@@ -79,22 +85,29 @@ def make_tile(
     """
     vector, across = ir.VectorType(_FLOAT, lanes), num_panels * num_vectors
 
+    size = 2 if half else 4
+
     def load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-        value = builder.load(builder.inttoptr(address, vector.as_pointer()))
-        value.align = 4
-        return value
+        stored = ir.VectorType(ir.IntType(16), lanes) if half else vector
+        value = builder.load(builder.inttoptr(address, stored.as_pointer()))
+        value.align = size
+        if not half:
+            return value
+        words = ir.VectorType(_I32, lanes)
+        shifted = builder.shl(builder.zext(value, words), ir.Constant(words, [16] * lanes))
+        return builder.bitcast(shifted, vector)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
         rows, b, b_stride, depth, out, out_stride = args
-        four = ir.Constant(_I64, 4)
-        panel_bytes = builder.mul(builder.mul(depth, b_stride), four)
+        four, item = ir.Constant(_I64, 4), ir.Constant(_I64, size)
+        panel_bytes = builder.mul(builder.mul(depth, b_stride), item)
         distances = [builder.mul(panel_bytes, ir.Constant(_I64, p)) for p in range(1, num_panels)]
         table = builder.inttoptr(rows, _I64.as_pointer())
         row_pointers = [
             builder.inttoptr(builder.load(builder.gep(table, [ir.Constant(_I64, r)])), _FLOAT.as_pointer())
             for r in range(num_rows)
         ]
-        first_column = builder.mul(b_stride, four)
+        first_column = builder.mul(b_stride, item)
         step = ir.Constant(_I64, 8) if gathered else first_column
         entry = builder.block
         loop = builder.append_basic_block("chain")
@@ -112,7 +125,7 @@ def make_tile(
         if gathered:
             start = builder.add(builder.load(builder.inttoptr(address, _I64.as_pointer())), first_column)
         columns = [
-            load(builder, builder.add(panel, ir.Constant(_I64, 4 * lanes * v)))
+            load(builder, builder.add(panel, ir.Constant(_I64, size * lanes * v)))
             for panel in [start, *(builder.add(start, distance) for distance in distances)]
             for v in range(num_vectors)
         ]

@@ -8,6 +8,7 @@ so that the tile reads them in order.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,13 @@ ROW_BLOCK = 16 * TILE_ROWS
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+Panels = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 _full_tile = make_tile(TILE_ROWS)
 _few_rows = make_tile(FEW_ROWS, num_panels=FEW_PANELS)
 _one_row = make_tile(1, num_panels=ROW_PANELS)
+_full_half = make_tile(TILE_ROWS, half=True)
+_few_halves = make_tile(FEW_ROWS, num_panels=FEW_PANELS, half=True)
+_one_half = make_tile(1, num_panels=ROW_PANELS, half=True)
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,12 @@ class PackedLinear:
     """A weight in panel order.
 
     Attributes:
-        panels: float32 [G, ceil(N / PANEL), K, PANEL]; columns past N are zero. G is 1 for a plain linear.
+        panels: [G, ceil(N / PANEL), K, PANEL]; columns past N are zero. G is 1 for a plain linear.
+            float32, or bfloat16 as uint16 where that is exact: products wait for weights to arrive.
         num_outputs: N of one group.
     """
 
-    panels: Float32
+    panels: Panels
     num_outputs: int
 
     @property
@@ -45,17 +51,40 @@ class PackedLinear:
         """K of one group."""
         return int(self.panels.shape[2])
 
+    @cached_property
+    def place(self) -> tuple[int, bool, int, int, int]:
+        """What kernels are told: address, whether bfloat16, G, panels of a group, K."""
+        groups, panels, depth, _ = self.panels.shape
+        return self.panels.ctypes.data, self.panels.dtype == np.uint16, groups, panels, depth
+
+
+def panels_of(groups: Float32) -> Float32:
+    """Panels float32 [G, ceil(N / PANEL), K, PANEL] of weights [G, N, K]."""
+    num_groups, num_outputs, num_inputs = groups.shape
+    num_panels = -(-num_outputs // PANEL)
+    padded = np.zeros((num_groups, num_panels * PANEL, num_inputs), np.float32)
+    padded[:, :num_outputs] = groups
+    return np.ascontiguousarray(
+        padded.reshape(num_groups, num_panels, PANEL, num_inputs).transpose(0, 1, 3, 2)
+    )
+
+
+def is_half(values: Float32) -> bool:
+    """Whether bfloat16 holds every value exactly: formats of at most eight significant bits do."""
+    return not (values.view(np.uint32) & np.uint32(0xFFFF)).any()
+
+
+def halved(panels: Float32) -> npt.NDArray[np.uint16]:
+    """The upper halves of values that ``is_half``."""
+    return (panels.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
 
 def pack_linear(weight: torch.Tensor) -> PackedLinear:
     """Repack ``weight`` float32 [N, K], or [G, N, K] for a grouped linear."""
     groups = weight.detach().to(torch.float32).numpy()
     groups = groups if groups.ndim == 3 else groups[None]
-    num_groups, num_outputs, num_inputs = groups.shape
-    num_panels = -(-num_outputs // PANEL)
-    padded = np.zeros((num_groups, num_panels * PANEL, num_inputs), np.float32)
-    padded[:, :num_outputs] = groups
-    panels = padded.reshape(num_groups, num_panels, PANEL, num_inputs).transpose(0, 1, 3, 2)
-    return PackedLinear(np.ascontiguousarray(panels), num_outputs)
+    panels = panels_of(groups)
+    return PackedLinear(halved(panels) if is_half(panels) else panels, groups.shape[1])
 
 
 @inlined
@@ -70,8 +99,25 @@ def copy_row(source: Float32, target: Float32, bf16: bool) -> None:
 
 
 @inlined
+def full_tile(table: np.int64, b: np.int64, half: bool, depth: int, out: np.int64, stride: int) -> None:
+    """``TILE_ROWS`` rows, their addresses at ``table``, times the panel at ``b``."""
+    if half:
+        _full_half(table, b, PANEL, depth, out, stride)
+    else:
+        _full_tile(table, b, PANEL, depth, out, stride)
+
+
+@inlined
 def panel_rows(
-    rows: Int64, count: int, panels: int, b: np.int64, depth: int, panel: int, out: np.int64, stride: int
+    rows: Int64,
+    count: int,
+    panels: int,
+    b: np.int64,
+    half: bool,
+    depth: int,
+    panel: int,
+    out: np.int64,
+    stride: int,
 ) -> int:
     """One to ``TILE_ROWS`` rows times the panels from ``panel`` on; returns the panel after the last one.
 
@@ -80,6 +126,7 @@ def panel_rows(
         count: rows wanted; further rows of ``out`` may be overwritten.
         panels: number of panels.
         b: address of the panel ``panel``.
+        half: whether the panels are bfloat16.
         depth: K.
         panel: see above.
         out: address of the first result.
@@ -87,24 +134,37 @@ def panel_rows(
     """
     table = np.int64(rows.ctypes.data)
     if count == 1 and panel + ROW_PANELS <= panels:
-        _one_row(table, b, PANEL, depth, out, stride)
+        if half:
+            _one_half(table, b, PANEL, depth, out, stride)
+        else:
+            _one_row(table, b, PANEL, depth, out, stride)
         return panel + ROW_PANELS
     if count <= FEW_ROWS and panel + FEW_PANELS <= panels:
-        _few_rows(table, b, PANEL, depth, out, stride)
+        if half:
+            _few_halves(table, b, PANEL, depth, out, stride)
+        else:
+            _few_rows(table, b, PANEL, depth, out, stride)
         return panel + FEW_PANELS
-    _full_tile(table, b, PANEL, depth, out, stride)
+    full_tile(table, b, half, depth, out, stride)
     return panel + 1
 
 
 @kernel
 def linear_kernel(
-    x: Float32, panels: Float32, out: Float32, num_outputs: int, bf16: bool, low: int, high: int
+    x: Float32,
+    place: tuple[int, bool, int, int, int],
+    out: Float32,
+    num_outputs: int,
+    bf16: bool,
+    low: int,
+    high: int,
 ) -> None:
-    """Rows ``low .. high`` of ``out [T, G * N]``; ``x`` is [T, G * K]."""
-    num_groups, num_panels, depth, _ = panels.shape
+    """Rows ``low .. high`` of ``out [T, G * N]``; ``x`` is [T, G * K], ``place`` a ``PackedLinear.place``."""
+    weights, half, num_groups, num_panels, depth = place
+    panel_bytes = np.int64(depth * PANEL * (2 if half else 4))
     rows = np.empty(TILE_ROWS, np.int64)
     tile = np.empty((TILE_ROWS, ROW_PANELS * PANEL), np.float32)
-    scratch = np.int64(tile.ctypes.data)
+    table, scratch = np.int64(rows.ctypes.data), np.int64(tile.ctypes.data)
     stride = np.int64(x.shape[1]) * 4
     for block in range(low, high, ROW_BLOCK):
         block_end = min(block + ROW_BLOCK, high)
@@ -112,7 +172,7 @@ def linear_kernel(
             x_base = np.int64(x.ctypes.data) + np.int64(g * depth * 4)
             p = 0
             while p < num_panels:
-                b = np.int64(panels.ctypes.data) + np.int64((g * num_panels + p) * depth * PANEL) * 4
+                b = np.int64(weights) + np.int64(g * num_panels + p) * panel_bytes
                 first = g * num_outputs + p * PANEL
                 following = p + 1
                 row = block
@@ -121,12 +181,14 @@ def linear_kernel(
                     for r in range(TILE_ROWS):
                         rows[r] = x_base + min(row + r, block_end - 1) * stride
                     if count == TILE_ROWS and (p + 1) * PANEL <= num_outputs and not bf16:
-                        place = np.int64(out.ctypes.data) + np.int64(row * out.shape[1] + first) * 4
-                        _full_tile(np.int64(rows.ctypes.data), b, PANEL, depth, place, out.shape[1])
+                        target = np.int64(out.ctypes.data) + np.int64(row * out.shape[1] + first) * 4
+                        full_tile(table, b, half, depth, target, out.shape[1])
                     else:
                         # several panels at a time only if no full tile walks along
                         limit = num_panels if block_end - block < TILE_ROWS else p + 1
-                        following = panel_rows(rows, count, limit, b, depth, p, scratch, ROW_PANELS * PANEL)
+                        following = panel_rows(
+                            rows, count, limit, b, half, depth, p, scratch, ROW_PANELS * PANEL
+                        )
                         width = min(following * PANEL, num_outputs) - p * PANEL
                         for r in range(count):
                             copy_row(tile[r], out[row + r, first : first + width], bf16)
@@ -150,7 +212,7 @@ def linear(x: torch.Tensor, weight: PackedLinear, bf16: bool, workers: Workers) 
     workers.run(
         rows.shape[0],
         TILE_ROWS,
-        lambda low, high: linear_kernel(rows, weight.panels, out, weight.num_outputs, bf16, low, high),
+        lambda low, high: linear_kernel(rows, weight.place, out, weight.num_outputs, bf16, low, high),
         item_cost=weight.panels.size,
     )
     return torch.from_numpy(out)

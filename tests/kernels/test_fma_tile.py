@@ -82,20 +82,25 @@ def test_every_shape_is_the_exact_chain(rows: int, vectors: int, lanes: int, gat
             assert got[r, n] == exact_chain(a[r], b[:, n])
 
 
-@pytest.mark.parametrize(("rows", "panels"), [(1, 4), (3, 2)])
-def test_several_panels_are_the_same_chains(rows: int, panels: int) -> None:
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("rows", "panels"), [(1, 4), (3, 2), (6, 1)])
+def test_several_panels_and_halves_are_the_same_chains(rows: int, panels: int, half: bool) -> None:
     generator = np.random.default_rng(8)
     a = generator.standard_normal((rows, 30)).astype(np.float32)
     b = generator.standard_normal((panels, 30, 16)).astype(np.float32)
-    tile = make_tile(rows, 2, 8, num_panels=panels)
+    upper = (b.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    if half:
+        b = (upper.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    stored = upper if half else b
+    tile = make_tile(rows, 2, 8, num_panels=panels, half=half)
 
     @kernel
-    def run(addresses: npt.NDArray[np.int64], b: Float32, out: Float32) -> None:
+    def run(addresses: npt.NDArray[np.int64], b: npt.NDArray[np.generic], out: Float32) -> None:
         table, place = np.int64(addresses.ctypes.data), np.int64(out.ctypes.data)
         tile(table, np.int64(b.ctypes.data), 16, b.shape[1], place, out.shape[1])
 
     out = np.full((rows, panels * 16), np.nan, np.float32)
-    run(np.array([row.ctypes.data for row in a], np.int64), b, out)
+    run(np.array([row.ctypes.data for row in a], np.int64), stored, out)
     for r in range(rows):
         for n in range(panels * 16):
             assert out[r, n] == exact_chain(a[r], b[n // 16, :, n % 16])
