@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepinfer.engine.checkpoint_layout import read_layout
 from deepinfer.engine.config import load_model_config
+from deepinfer.engine.engram_table import EngramTable
 from deepinfer.engine.errors import CheckpointError, NonFiniteError
 from deepinfer.engine.inventory import TensorSpec
 from deepinfer.engine.mapped_file import map_file
@@ -97,36 +98,17 @@ class Checkpoint:
         self._refuse_non_finite(name, decoded)
         return decoded
 
-    def engram_rows(self, layer: int, row_ids: Tensor) -> Tensor:
-        """Gather and decode rows of the Engram table of ``layer``; the rest of the table is never read.
-
-        Args:
-            layer: backbone layer with an Engram.
-            row_ids: int64 [...], each within the table.
-
-        Returns:
-            float32 [..., engram_head_dim].
+    def engram_table(self, layer: int) -> EngramTable:
+        """The Engram table of ``layer``, mapped, to gather and decode rows of; the rest is never read.
 
         Raises:
             KeyError: the layer has no Engram.
-            IndexError: a row id lies outside the table.
-            CheckpointError, NonFiniteError: as ``weight``, for the rows read.
+            CheckpointError: the file has vanished or shrunk since it was opened.
         """
         name = f"layers.{layer}.engram.embed.weight"
         table = self.raw(name)
-        flat = row_ids.reshape(-1)
-        if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < table.shape[0]:
-            raise IndexError(
-                f"{name} has rows 0 to {table.shape[0] - 1}, asked for {flat.min()} to {flat.max()}"
-            )
-        if table.dtype is torch.float8_e4m3fn:
-            scale = self._scale(name).index_select(0, flat)
-            self._refuse_nan_scale(name, scale)
-            rows = dequantize_fp8_rows(table.view(torch.uint8).index_select(0, flat), scale)
-        else:
-            rows = table.index_select(0, flat).to(torch.float32)
-        self._refuse_non_finite(name, rows)
-        return rows.view(*row_ids.shape, table.shape[1])
+        scale = self._scale(name) if table.dtype is torch.float8_e4m3fn else None
+        return EngramTable(name, self._layout[name][1].file, table, scale)
 
     def _scale(self, name: str) -> Tensor:
         return self.raw(name.removesuffix(".weight") + ".scale")

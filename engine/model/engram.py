@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.checkpoint import Checkpoint
+from deepinfer.engine.engram_table import EngramTable
 from deepinfer.engine.model.engram_hash import EngramHash
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.tracing import Probe
@@ -26,7 +27,7 @@ class EngramLayer:
 
     layer: int
     slot: int
-    checkpoint: Checkpoint
+    table: EngramTable
     wkv: PackedWeight
     gains: torch.Tensor
     eps: float
@@ -37,13 +38,13 @@ class EngramLayer:
         prefix = f"layers.{layer}.engram"
         gains = checkpoint.weight(f"{prefix}.q_weight") * checkpoint.weight(f"{prefix}.k_weight")
         wkv = ops.pack_linear(checkpoint.weight(f"{prefix}.wkv.weight"))
-        return cls(layer, slot, checkpoint, wkv, gains, checkpoint.config.rms_norm_eps)
+        return cls(layer, slot, checkpoint.engram_table(layer), wkv, gains, checkpoint.config.rms_norm_eps)
 
     def forward(
         self, ops: Ops, streams: torch.Tensor, hashes: EngramHash, history: Int64, probe: Probe
     ) -> torch.Tensor:
         """[T, S, D] -> [T, S, D]; ``history`` are compressed ids int64 [T, n]."""
-        rows = torch.from_numpy(hashes.rows(self.slot, history))
-        probe("engram_rows", self.layer, rows)
-        found = self.checkpoint.engram_rows(self.layer, rows).flatten(1)
+        rows = hashes.rows(self.slot, history)
+        probe("engram_rows", self.layer, torch.from_numpy(rows))
+        found = torch.from_numpy(self.table.rows(rows)).flatten(1)
         return ops.engram_gate(streams, ops.linear(found, self.wkv), self.gains, self.eps)

@@ -8,6 +8,7 @@ import mmap
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -124,16 +125,16 @@ def test_engram_rows_are_rows_of_the_decoded_table(quantised: Checkpoint, unquan
             table = checkpoint.weight(f"layers.{layer}.engram.embed.weight")
             ids = torch.randint(0, len(table), (5, 6), generator=torch.Generator().manual_seed(layer))
             ids[0, 0], ids[4, 5] = 0, len(table) - 1
-            rows = checkpoint.engram_rows(layer, ids)
+            rows = torch.from_numpy(checkpoint.engram_table(layer).rows(ids.numpy()))
             assert rows.shape == (5, 6, 32)
             assert torch.equal(rows, table[ids])
-    assert quantised.engram_rows(1, torch.zeros(0, 6, dtype=torch.int64)).shape == (0, 6, 32)
+    assert quantised.engram_table(1).rows(np.zeros((0, 6), np.int64)).shape == (0, 6, 32)
 
 
 @pytest.mark.parametrize("row", [-1, 630])
 def test_engram_row_outside_the_table_is_refused(quantised: Checkpoint, row: int) -> None:
     with pytest.raises(IndexError, match="rows 0 to 629"):
-        quantised.engram_rows(1, torch.tensor([0, row]))
+        quantised.engram_table(1).rows(np.array([0, row]))
 
 
 def test_unknown_name_and_scale_are_no_weights(quantised: Checkpoint) -> None:
@@ -142,7 +143,7 @@ def test_unknown_name_and_scale_are_no_weights(quantised: Checkpoint) -> None:
     with pytest.raises(KeyError, match="is a scale"):
         quantised.weight("layers.0.attn.wq_a.scale")
     with pytest.raises(KeyError):
-        quantised.engram_rows(0, torch.tensor([0]))
+        quantised.engram_table(0)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +166,10 @@ def test_nan_scale_of_an_engram_row_is_refused_when_it_is_read(tmp_path: Path, q
     tensors = stored_tensors(quantised_dir)
     tensors["layers.1.engram.embed.scale"].view(torch.uint8)[7, 0] = 255
     checkpoint = open_checkpoint(write_single(tmp_path, quantised_dir, tensors))
-    checkpoint.engram_rows(1, torch.tensor([6, 8]))
+    table = checkpoint.engram_table(1)
+    table.rows(np.array([6, 8]))
     with pytest.raises(CheckpointError, match="byte 255"):
-        checkpoint.engram_rows(1, torch.tensor([6, 7]))
+        table.rows(np.array([6, 7]))
 
 
 @pytest.mark.parametrize("name", ["layers.0.attn.wq_a.weight", "layers.0.attn_norm.weight", "head.weight"])
@@ -216,7 +218,7 @@ def test_engram_table_larger_than_memory_is_read_row_by_row(tmp_path: Path, quan
     config = dataclasses.replace(load_model_config(quantised_dir), engram_num_embeddings=(rows, 834))
     checkpoint = open_checkpoint(tmp_path, config)
     before = resident_pages()
-    values = checkpoint.engram_rows(1, torch.tensor([[5, rows - 1]]))
+    values = checkpoint.engram_table(1).rows(np.array([[5, rows - 1]]))
     assert values.tolist() == [[[1.0] * 32, [-4.0] * 32]]
     assert (resident_pages() - before) * mmap.PAGESIZE < 32 * 2**20
 
