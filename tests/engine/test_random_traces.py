@@ -1,4 +1,4 @@
-"""Random traffic against each request run alone in a fresh engine: every token and log-probability as bytes.
+"""Random traffic against each request run alone in a fresh engine: every token and logits row as bytes.
 
 A trace draws arrivals, prompt lengths, shared prefixes, sampling parameters, chunk and batch limits, cache
 sizes that force eviction and preemption, and aborts. The engine under test keeps its caches from trace to
@@ -7,22 +7,57 @@ trace of one model.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from deepinfer.engine import core as core_module
 from deepinfer.engine.api import EngineConfig, GenerateRequest, PrefillMode, SamplingParams, TokenRecord
 from deepinfer.engine.core import CoreConfig, EngineCore
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.prefill import prefill_rule
+from deepinfer.engine.sampler import Sampled
 from deepinfer.engine.scheduler import Limits
+from deepinfer.kernels.interface import Ops
 
 NUM_TRACES = int(os.environ.get("DEEPINFER_TEST_TRACES", "6"))
+NUM_LONG_TRACES = 60
+
+Rows = dict[tuple[int, int, int], bytes]
+"""(seed, sample, position) -> digest of the whole row of logits that the token there was drawn from."""
+
+
+@contextmanager
+def watched() -> Iterator[Rows]:
+    """Digests of all logits rows that are sampled from, as they leave the head."""
+    rows: Rows = {}
+    sound = core_module.sample_rows
+
+    def watch(
+        ops: Ops,
+        logits: torch.Tensor,
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        samples: Sequence[int],
+    ) -> Sampled:
+        for line, key in zip(logits, zip(seeds, samples, positions, strict=True), strict=True):
+            assert key not in rows, "two rows were sampled for one position"
+            rows[key] = hashlib.sha256(line.contiguous().numpy().tobytes()).digest()
+        return sound(ops, logits, params, seeds, positions, samples)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core_module, "sample_rows", watch)
+        yield rows
 
 
 @dataclass(frozen=True)
@@ -110,13 +145,15 @@ def alone(llm: LLM, mode: PrefillMode, request: GenerateRequest, sample: int) ->
 
 
 def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
-    """Compare a trace with its requests alone; returns the number of tokens compared."""
-    seen, compared = play(core, trace), 0
+    """Compare a trace with its requests alone; returns the number of logits rows compared."""
+    with watched() as crowd:
+        seen, compared = play(core, trace), 0
     assert core.pool.num_used == 0, "a block is still held"
     assert len(core.scheduler.free_slots) == trace.core.limits.max_sequences
     for request in trace.requests:
         for sample in range(request.params.n):
-            got, want = seen[request.request_id, sample], alone(llm, trace.mode, request, sample)
+            with watched() as single:
+                got, want = seen[request.request_id, sample], alone(llm, trace.mode, request, sample)
             assert [bool(r.finish_reason) for r in got] == [False] * (len(got) - 1) + [True]
             if got[-1].finish_reason == "abort":
                 got = got[:-1]
@@ -124,6 +161,9 @@ def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
                 assert len(got) == len(want)
             for mine, theirs in zip(got, want, strict=False):
                 assert packed(mine) == packed(theirs), (request.request_id, sample, mine, theirs)
+                assert request.params.seed is not None
+                key = request.params.seed, sample, mine.position
+                assert crowd[key] == single[key], f"{key}: the logits rows differ"
                 compared += 1
     return compared
 
@@ -141,6 +181,29 @@ def core_of(llm: LLM, trace: Trace) -> EngineCore:
 def test_random_traffic_moves_no_bit(llm: LLM, seed: int) -> None:
     trace = random_trace(seed)
     assert check(llm, trace, core_of(llm, trace)) > 0
+
+
+@pytest.mark.slow
+def test_long_random_traffic_moves_no_bit(llm: LLM) -> None:
+    traces = [random_trace(seed) for seed in range(1000, 1000 + NUM_LONG_TRACES)]
+    assert sum(check(llm, trace, core_of(llm, trace)) for trace in traces) >= 5500
+
+
+def test_one_changed_logit_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the last bit of one logit, too small to change any token."""
+    trace = random_trace(1)
+    core = core_of(llm, trace)
+    sound = core.model.logits
+
+    def nudged(normed: torch.Tensor) -> torch.Tensor:
+        logits = sound(normed)
+        logits.view(torch.int32)[-1, 7] ^= 1
+        return logits
+
+    core.model = core.model.bound_to(core.model.ops)
+    monkeypatch.setattr(core.model, "logits", nudged)
+    with pytest.raises(AssertionError, match="logits rows differ"):
+        check(llm, trace, core)
 
 
 def test_traces_reach_hits_evictions_and_preemptions(llm: LLM) -> None:
