@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     metavar="K",
     help="Show each token's log-probability and the K most likely tokens.",
 )
+@click.option("--prompt-logprobs", is_flag=True, help="Score the prompt too (--json has every token).")
 @engine_options
 @json_option
 def generate(
@@ -56,6 +57,7 @@ def generate(
     tokens: Path | None,
     stop: tuple[str, ...],
     logprobs: int | None,
+    prompt_logprobs: bool,
     profile: str,
     cache_format: str,
     prefill: str,
@@ -85,7 +87,7 @@ def generate(
     prompts = _read_prompts(prompt, prompt_file, tokens, tokenizer, engine.vocab_size)
     if given.seed is None:
         click.echo(f"seed {params.seed} was drawn; --seed {params.seed} repeats this", err=True)
-    events = run(engine, prompts, params, stops, tokenizer, engine.vocab_size)
+    events = run(engine, prompts, params, stops, tokenizer, engine.vocab_size, prompt_logprobs)
     if as_json:
         outcomes = list(in_order(events, prompts, params.n))
         click.echo(json.dumps(to_document(engine, prompts, params, stops, outcomes), indent=2))
@@ -120,7 +122,7 @@ def _print_stream(
 ) -> list[Outcome]:
     """Print the only sample's text as it comes."""
     from deepinfer.eval.generate import Sample, TextPiece
-    from deepinfer.eval.generation_report import describe_end, render_logprobs
+    from deepinfer.eval.generation_report import describe_end, describe_prompt, render_logprobs
 
     outcomes: list[Outcome] = []
     for event in events:
@@ -129,6 +131,8 @@ def _print_stream(
         elif isinstance(event, Sample):
             click.echo()
             click.echo(f"finished: {describe_end(event)}", err=True)
+            if scored := describe_prompt(event):
+                click.echo(scored)
             if with_logprobs:
                 click.echo(render_logprobs(event, tokenizer))
             outcomes.append(event)
@@ -141,12 +145,14 @@ def _print_stream(
 def _print_each(outcomes: Iterable[Outcome], tokenizer: TextTokenizer, with_logprobs: bool) -> list[Outcome]:
     """Print samples and failures one after the other, as soon as their turn comes."""
     from deepinfer.eval.generate import Sample
-    from deepinfer.eval.generation_report import render_heading, render_logprobs
+    from deepinfer.eval.generation_report import describe_prompt, render_heading, render_logprobs
 
     printed: list[Outcome] = []
     for outcome in outcomes:
         if isinstance(outcome, Sample):
             click.echo(f"{render_heading(outcome)}\n{outcome.text}")
+            if scored := describe_prompt(outcome):
+                click.echo(scored)
             if with_logprobs:
                 click.echo(render_logprobs(outcome, tokenizer))
         else:

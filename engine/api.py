@@ -218,6 +218,7 @@ class GenerateRequest:
         request_id: name that comes back with every record; unique within an engine.
         token_ids: the prompt, begin token included if one is wanted.
         params: sampling parameters.
+        prompt_logprobs: also score the prompt; such a request takes nothing from the prefix cache.
         should_stop: asked with the emitted ids after each token; true ends the sample with reason ``stop``.
             This is how stop strings work, since text never enters the engine.
     """
@@ -225,6 +226,7 @@ class GenerateRequest:
     request_id: str
     token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
+    prompt_logprobs: bool = False
     should_stop: Callable[[Sequence[int]], bool] | None = None
 
 
@@ -239,6 +241,7 @@ class TokenRecord:
         raw_logprob: of the model's own distribution, nats; NaN without a token.
         processed_logprob: after bias, temperature and filters, nats; NaN without a token.
         top_ids, top_logprobs: most likely tokens of the raw distribution, as many as asked for.
+        prompt: scores of the prompt, on the first token if asked for; ``valid`` is False in the holes.
         finish_reason: ``stop``, ``length``, ``abort`` or ``prompt_length_exceeded`` on the last record of a
             sample, else empty.
     """
@@ -251,6 +254,7 @@ class TokenRecord:
     processed_logprob: float
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    prompt: ScoreResult | None = None
     finish_reason: str = ""
 
 

@@ -10,13 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from deepinfer.engine.api import FinishReason, GenerateRequest, PrefillMode, RequestFailure, TokenRecord
+from deepinfer.engine.api import (
+    FinishReason,
+    GenerateRequest,
+    PrefillMode,
+    RequestFailure,
+    ScoreRequest,
+    TokenRecord,
+)
 from deepinfer.engine.batch import Step, build_step
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
 from deepinfer.engine.cache.prefix_tree import PrefixTree
 from deepinfer.engine.cache.snapshots import Snapshot
 from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.logprobs import HiddenRows, ScoreSheet, fill_sheets
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.requests import checked_ids
@@ -24,7 +32,7 @@ from deepinfer.engine.sampler import Sampled, sample_rows
 from deepinfer.engine.sampling_rules import validate
 from deepinfer.engine.scheduler import Limits, Scheduler
 from deepinfer.engine.sequence import Sequence
-from deepinfer.engine.step_plan import BLOCK_TOKENS
+from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.stopping import finish_reason
 from deepinfer.engine.torch_threads import single_torch_thread
 
@@ -92,11 +100,17 @@ class EngineCore:
             return RequestFailure(request_id=request.request_id, reason=f"{request.request_id}: {reason}")
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         for index in range(request.params.n):
-            sequence = Sequence(request, self._num_added, seed, index, ids)
+            sequence = Sequence(request, self._num_added, seed, index, ids, self._sheet(request, ids))
             self._num_added += 1
             self._live[sequence.key] = sequence
             self.scheduler.add(sequence)
         return None
+
+    def _sheet(self, request: GenerateRequest, ids: Int64) -> ScoreSheet | None:
+        if not request.prompt_logprobs:
+            return None
+        asked = ScoreRequest(request_id=request.request_id, token_ids=request.token_ids)
+        return ScoreSheet(asked, ids, self.rule.low(len(ids)) + 1, self.model.config.vocab_size)
 
     def abort(self, request_id: str) -> list[TokenRecord]:
         """End all samples of a request now; one terminal record each, none for an unknown name."""
@@ -125,12 +139,24 @@ class EngineCore:
             sequence.num_computed += rows
         if self.config.prefix_caching:
             self._remember(step, view, [sequence for sequence, _ in planned])
+        self._score_prompts(step, hidden.normed, [sequence for sequence, _ in planned])
         complete = [i for i, (sequence, _) in enumerate(planned) if sequence.num_remaining == 0]
         if not complete:
             return []
         ends = np.searchsorted(step.decoder.chunk.numpy(), complete, side="right")  # rows are sorted by chunk
         last_rows = torch.from_numpy(ends - 1)
         return self._sample([planned[i][0] for i in complete], hidden.normed[last_rows])
+
+    def _score_prompts(self, step: Step, normed: torch.Tensor, sequences: Items[Sequence]) -> None:
+        """Score the rows of the step that predict a prompt token somebody asked about."""
+        sheets = [sequence.sheet for sequence in sequences]
+        if not any(sheets):
+            return
+        owner, positions = step.decoder.chunk.numpy(), step.decoder.positions.numpy()
+        ends = np.array([0 if sheet is None else len(sheet.token_ids) - 1 for sheet in sheets])
+        picked = np.flatnonzero(positions < ends[owner])
+        rows = HiddenRows(normed[torch.from_numpy(picked)], owner[picked], positions[picked])
+        fill_sheets(self.model, rows, sheets)
 
     def _sample(self, sequences: Items[Sequence], normed: torch.Tensor) -> list[TokenRecord]:
         sampled = sample_rows(
@@ -156,6 +182,7 @@ class EngineCore:
         )
         if reason is not None:
             self._forget(sequence, reason)
+        sheet = sequence.sheet if sequence.num_emitted == 1 else None
         top_ids, top_logprobs = sampled.top_ids[row], sampled.top_logprobs[row]
         return TokenRecord(
             request_id=sequence.request.request_id,
@@ -166,6 +193,7 @@ class EngineCore:
             processed_logprob=float(sampled.processed_logprobs[row]),
             top_ids=() if top_ids is None else tuple(top_ids.tolist()),
             top_logprobs=() if top_logprobs is None else tuple(top_logprobs.tolist()),
+            prompt=None if sheet is None else sheet.result(),
             finish_reason=reason or "",
         )
 
@@ -197,8 +225,8 @@ class EngineCore:
 
     def _resume(self, sequence: Sequence) -> None:
         """Start a sequence from the longest cached prefix that its mode allows (product.md section 9)."""
-        if not self.config.prefix_caching:
-            return
+        if not self.config.prefix_caching or (sequence.sheet is not None and not sequence.num_emitted):
+            return  # rows that a hit spares would leave no score
         # the last known token is always computed: its row gives the next one
         limit = sequence.num_tokens - 1
         if self.rule.mode is not PrefillMode.OFF:

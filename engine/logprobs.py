@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from deepinfer.engine.api import ScoreRequest, ScoreResult
 from deepinfer.engine.errors import NonFiniteError
 from deepinfer.engine.model.transformer import Transformer
-from deepinfer.engine.runner import HiddenRows
 from deepinfer.engine.step_plan import Int64
 
 HEAD_ROWS = 256
 """Rows of logits alive at once; each row is its own sum, so the number moves no bit."""
+
+
+@dataclass(frozen=True)
+class HiddenRows:
+    """Normalised hidden rows that a step computed.
+
+    Attributes:
+        normed: float32 [T', D].
+        sequence: int64 [T'], which sequence of the wave a row belongs to.
+        positions: int64 [T'], its position.
+    """
+
+    normed: torch.Tensor
+    sequence: Int64
+    positions: Int64
 
 
 class ScoreSheet:
@@ -47,8 +64,8 @@ class ScoreSheet:
         )
 
 
-def fill_sheets(model: Transformer, rows: HiddenRows, sheets: list[ScoreSheet]) -> None:
-    """Score every row of a step that some sheet wants.
+def fill_sheets(model: Transformer, rows: HiddenRows, sheets: Sequence[ScoreSheet | None]) -> None:
+    """Score every row of a step that some sheet wants; a sequence without a sheet wants none.
 
     Raises:
         NonFiniteError: a wanted row has a NaN or infinite logit; names the request and the position.
@@ -58,6 +75,8 @@ def fill_sheets(model: Transformer, rows: HiddenRows, sheets: list[ScoreSheet]) 
         zip(rows.sequence.tolist(), rows.positions.tolist(), strict=True)
     ):
         sheet = sheets[sequence]
+        if sheet is None:
+            continue
         is_last = position + 1 == len(sheet.token_ids)
         if (sheet.final_logits is not None) if is_last else position + 1 >= sheet.first:
             wanted.append(row)
@@ -65,10 +84,12 @@ def fill_sheets(model: Transformer, rows: HiddenRows, sheets: list[ScoreSheet]) 
         _score_rows(model, rows, sheets, np.array(wanted[start : start + HEAD_ROWS], np.int64))
 
 
-def _score_rows(model: Transformer, rows: HiddenRows, sheets: list[ScoreSheet], picked: Int64) -> None:
+def _score_rows(
+    model: Transformer, rows: HiddenRows, sheets: Sequence[ScoreSheet | None], picked: Int64
+) -> None:
     logits = model.logits(rows.normed[torch.from_numpy(picked)])
     sequences, positions = rows.sequence[picked], rows.positions[picked]
-    owners = [sheets[s] for s in sequences.tolist()]
+    owners = [sheet for sheet in (sheets[s] for s in sequences.tolist()) if sheet is not None]
     targets = np.array(
         [
             o.token_ids[p + 1] if p + 1 < len(o.token_ids) else 0
@@ -86,7 +107,9 @@ def _score_rows(model: Transformer, rows: HiddenRows, sheets: list[ScoreSheet], 
         )
     for sequence in np.unique(sequences).tolist():
         mine = np.flatnonzero(sequences == sequence)
-        _write(model, sheets[sequence], logits, logprobs.numpy(), ranks.numpy(), mine, positions[mine] + 1)
+        _write(
+            model, owners[int(mine[0])], logits, logprobs.numpy(), ranks.numpy(), mine, positions[mine] + 1
+        )
 
 
 def _write(

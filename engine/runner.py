@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from deepinfer.engine.batch import Step, build_step
 from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
 from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.logprobs import HiddenRows
 from deepinfer.engine.model.draft import Draft
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.step_plan import Chunk, Int64, blocks_for
 from deepinfer.engine.tracing import Probe, no_probe
-
-
-@dataclass(frozen=True)
-class HiddenRows:
-    """Normalised hidden rows that a step computed.
-
-    Attributes:
-        normed: float32 [T', D].
-        sequence: int64 [T'], which sequence of the wave a row belongs to.
-        positions: int64 [T'], its position.
-    """
-
-    normed: torch.Tensor
-    sequence: Int64
-    positions: Int64
 
 
 class Wave:

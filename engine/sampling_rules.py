@@ -9,7 +9,7 @@ from deepinfer.engine.api import SamplingParams
 
 MAX_SEED = 2**64 - 1
 _MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
-_MAX_SAMPLES = 2**32  # the sample index is one 32-bit word of the random counter
+_MAX_SAMPLES = 1024  # each is queued at once; the random counter would allow 2**32
 _MAX_COUNT = 2**63 - 1
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deepinfer.engine.api import GenerateRequest
+from deepinfer.engine.logprobs import ScoreSheet
 from deepinfer.engine.step_plan import Chunk, Int64, blocks_for
 
 
@@ -20,6 +21,7 @@ class Sequence:
         seed: 64-bit seed of its draws.
         sample_index: which of the request's n samples.
         prompt: int64 [N], the prompt.
+        sheet: scores of the prompt as they come, None if nobody asked for them.
         output_ids: tokens emitted so far.
         num_computed: positions whose caches are valid.
         blocks: block table, in order.
@@ -34,6 +36,7 @@ class Sequence:
     seed: int
     sample_index: int
     prompt: Int64
+    sheet: ScoreSheet | None = None
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from deepinfer.engine.api import GenerateRequest, RequestFailure, SamplingParams, TokenRecord
+from deepinfer.engine.api import GenerateRequest, RequestFailure, SamplingParams, ScoreResult, TokenRecord
 from deepinfer.engine.errors import InputError
 from deepinfer.engine.sampling_rules import validate
 from deepinfer.eval.detokenizer import StopStrings, TextStream
@@ -58,8 +58,14 @@ class Sample:
     finish_reason: str
     records: tuple[TokenRecord, ...]
 
+    @property
+    def prompt(self) -> ScoreResult | None:
+        """Scores of the prompt, if they were asked for."""
+        return self.records[0].prompt if self.records else None
+
     def to_dict(self, seed: int) -> dict[str, Any]:
         """JSON values; log-probabilities are float32 values, which JSON keeps bit for bit."""
+        prompt = self.prompt
         return {
             "sample_index": self.sample_index,
             "seed": seed,
@@ -75,6 +81,8 @@ class Sample:
                 ]
                 for record in self.records
             ],
+            # null where truncated prefill computed no row, and for the first token, which nothing predicts
+            "prompt_logprobs": None if prompt is None else [_number(p) for p in prompt.logprobs.tolist()],
         }
 
 
@@ -95,6 +103,7 @@ def generate(
     stops: StopStrings,
     tokenizer: TextTokenizer,
     vocab_size: int,
+    prompt_logprobs: bool = False,
 ) -> Iterator[TextPiece | Outcome]:
     """Continue all prompts together; yields text as it becomes final, each sample as it ends, and failures.
 
@@ -114,6 +123,7 @@ def generate(
             request_id=prompt.prompt_id,
             token_ids=prompt.token_ids,
             params=params,
+            prompt_logprobs=prompt_logprobs,
             should_stop=should_stop if stops.texts else None,
         )
         for prompt in prompts

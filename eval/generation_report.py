@@ -99,6 +99,17 @@ def describe_end(sample: Sample) -> str:
     return f"{sample.finish_reason}, {len(sample.records)} tokens"
 
 
+def describe_prompt(sample: Sample) -> str | None:
+    """How the model likes the prompt, if it was scored; says how many tokens have no score."""
+    if sample.prompt is None:
+        return None
+    valid = sample.prompt.valid
+    if not valid.any():
+        return f"prompt: none of {len(valid)} tokens has a score"
+    nll = -math.fsum(sample.prompt.logprobs[valid].tolist()) / int(valid.sum())
+    return f"prompt: {int(valid.sum())} of {len(valid)} tokens scored, {nll:.4f} nats a token"
+
+
 def render_logprobs(sample: Sample, tokenizer: TextTokenizer) -> str:
     """A table with each token's log-probabilities, and the most likely tokens if they were asked for."""
 

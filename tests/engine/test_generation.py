@@ -254,3 +254,29 @@ def test_a_draw_keyed_by_the_slot_is_seen(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert beside_another() == honest
     monkeypatch.setattr(Scheduler, "add", faulty)
     assert beside_another() != honest
+
+
+@pytest.mark.parametrize("mode", list(PrefillMode))
+def test_prompt_scores_are_those_of_scoring(llm: LLM, mode: PrefillMode) -> None:
+    """Chunked, beside others, after the same prompt was cached, and computed again after a preemption."""
+    scorer = llm.with_config(replace(llm.config, prefill=mode))
+    engine = core(llm, mode, num_blocks=4, limits=Limits(max_rows=70, max_chunk=33, max_sequences=3))
+    seen: dict[str, list[TokenRecord]] = {name: [] for name in PROMPTS}
+    for _ in range(2):
+        for name, prompt in PROMPTS.items():
+            request = GenerateRequest(request_id=name, token_ids=prompt, params=DRAWN, prompt_logprobs=True)
+            assert engine.add(request) is None
+        while engine.has_unfinished:
+            for record in engine.step():
+                seen[record.request_id].append(record)
+    assert engine.scheduler.stats.num_preemptions > 0
+    for name, prompt in PROMPTS.items():
+        (want,) = scorer.score([ScoreRequest(request_id=name, token_ids=prompt)])
+        assert isinstance(want, ScoreResult)
+        scored = [record.prompt for record in seen[name] if record.prompt is not None]
+        assert len(scored) == 2, "once for each request, on its first token"
+        for got in scored:
+            assert got.valid.tolist() == want.valid.tolist()
+            assert got.logprobs.tobytes() == want.logprobs.tobytes()
+            assert got.ranks.tolist() == want.ranks.tolist()
+        assert want.valid.sum() == (len(prompt) - 1 if mode is PrefillMode.OFF else llm.rule.keep - 1)

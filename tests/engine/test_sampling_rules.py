@@ -37,7 +37,7 @@ def test_allowed_values_pass(fields: dict[str, Any]) -> None:
         *(("top_p", value) for value in (0, -0.5, 1.0001, math.nan, "0.9")),
         *(("min_p", value) for value in (-0.01, 1.01, math.nan)),
         *(("top_k", value) for value in (-1, 1.5, True, 2**63)),
-        *(("n", value) for value in (0, -1, 2.0, 2**32 + 1)),
+        *(("n", value) for value in (0, -1, 2.0, 1025)),
         *(("max_tokens", value) for value in (0, -4, None)),
         *(("num_logprobs", value) for value in (-1, VOCABULARY + 1)),
         *(("seed", value) for value in (-1, MAX_SEED + 1, 0.5)),

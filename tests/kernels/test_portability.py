@@ -6,6 +6,7 @@ Each target runs in a process of its own, since numba chooses it at import; the 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,8 +65,12 @@ NEEDED_FLAGS = {
 }
 
 
-def digest(program: str, threads: int, cache: Path, **environment: str) -> str:
-    command = [sys.executable, "-P", "-c", program.format(threads=threads)]
+EMULATOR = "qemu-x86_64"
+"""Of Debian's ``qemu-user``: runs a program on a processor of 2008, without AVX or fma instructions."""
+
+
+def digest(program: str, threads: int, cache: Path, *before: str, **environment: str) -> str:
+    command = [*before, sys.executable, "-P", "-c", program.format(threads=threads)]
     variables = {**os.environ, "XDG_CACHE_HOME": str(cache), **environment}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -101,3 +106,14 @@ def test_a_whole_run_has_one_digest_on_every_target(
     for threads, capability in ((1, "default"), (2, "avx2")):
         found = digest(MODEL, threads, cache, ATEN_CPU_CAPABILITY=capability, **TARGETS[target])
         assert found == host, f"{target}, {threads} threads, torch limited to {capability}"
+
+
+@pytest.mark.slow
+def test_a_short_run_has_its_digest_on_an_emulated_old_processor(tmp_path: Path) -> None:
+    if shutil.which(EMULATOR) is None:
+        pytest.skip(f"{EMULATOR} is not installed")
+    program = MODEL.replace("300).tolist()", "40).tolist()").replace("[9, 200, 300]", "[9, 40]")
+    host = digest(program, 2, tmp_path)
+    old = TARGETS["nehalem"]
+    assert digest(program, 1, tmp_path, **old) == host  # compiled here: a compiler under emulation is slow
+    assert digest(program, 1, tmp_path, EMULATOR, "-cpu", "Nehalem", **old) == host
