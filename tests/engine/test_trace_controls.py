@@ -113,8 +113,8 @@ def break_seeds(patch: pytest.MonkeyPatch) -> None:
 
 def control_trace(axis: str) -> Trace:
     """A small trace that meets the axis: four prompts with one prefix, an engine short of room."""
-    shared = list(range(4, 140))
-    max_tokens = 120 if axis == "preemption" else 10
+    # two samples that cross into a third block soon, where there are five
+    shared, max_tokens = (list(range(4, 246)), 20) if axis == "preemption" else (list(range(4, 140)), 10)
     params = SamplingParams(temperature=1.0, max_tokens=max_tokens, ignore_eos=True)
     requests = tuple(
         GenerateRequest(
