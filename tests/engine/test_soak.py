@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import time
@@ -21,10 +22,17 @@ IN_FLIGHT, NUM_BLOCKS, GROWTH_MIB = 64, 100, 8
 """Fewer blocks than 64 requests want, so that preemption and eviction go on all the time."""
 
 
-def resident_mib() -> float:
+def anonymous_mib() -> float:
+    """Memory of the process itself; pages of the mapped checkpoint are the page cache's."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1024
+
+
+def in_use_mib() -> float:
+    """The same, once what is free has gone back to the system: the allocator keeps temporaries for reuse."""
     gc.collect()
-    with Path("/proc/self/statm").open(encoding="ascii") as stream:
-        return int(stream.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return anonymous_mib()
 
 
 def request(draw: np.random.Generator, prefix: list[int], number: int, vocabulary: int) -> GenerateRequest:
@@ -65,18 +73,18 @@ def test_soak() -> None:
         tokens += len(records)
         live -= {record.request_id for record in records if record.finish_reason}
         if warm_mib == 0.0 and time.monotonic() - started > 6 * MINUTES:  # a tenth of the time
-            warm_mib = resident_mib()
+            warm_mib = in_use_mib()
         if core.scheduler.stats.num_steps % 200 == 0:
-            peak_mib = max(peak_mib, resident_mib())
+            peak_mib = max(peak_mib, anonymous_mib())
     while core.has_unfinished:
         core.step()
-    end_mib = resident_mib()
+    end_mib = in_use_mib()
     stats = core.tree.stats
     print(
         f"soak: {MINUTES:g} min, {added} requests, {aborts} aborts, {tokens} tokens, "
         f"{core.scheduler.stats.num_preemptions} preemptions, {stats.evictions} evictions, "
-        f"{stats.hit_tokens} hit tokens; {warm_mib:.0f} MiB after a tenth of it, {end_mib:.0f} at the end, "
-        f"peak {peak_mib:.0f}; {core.pool.num_used} blocks held"
+        f"{stats.hit_tokens} hit tokens; {warm_mib:.1f} MiB in use after a tenth of it, {end_mib:.1f} at the "
+        f"end, {peak_mib:.0f} with temporaries at most; {core.pool.num_used} blocks held"
     )
     assert core.pool.num_used == 0
     assert len(core.scheduler.free_slots) == IN_FLIGHT
