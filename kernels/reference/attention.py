@@ -49,7 +49,7 @@ def attention(
 
 
 def _rounded_softmax(z_ths: torch.Tensor) -> torch.Tensor:
-    """Softmax whose ``exp(z - M)`` are rounded to bfloat16, with M the largest of the keys and an exact divisor."""
+    """Softmax with ``exp(z - M)`` rounded to bfloat16 above an exact divisor; M is the largest key's."""
     largest_th1 = z_ths[..., :-1].amax(-1, keepdim=True).nan_to_num_(neginf=0.0)
     p_ths = z_ths.sub_(largest_th1).exp_()
     return to_bf16(p_ths, True).div_(p_ths.sum(-1, keepdim=True))

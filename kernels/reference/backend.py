@@ -1,7 +1,7 @@
 """The reference kernel set: plain torch, readable, float32. It defines what an op means, within rounding.
 
-It promises no bits: torch chooses the order of its sums by shape and thread. It checks the other kernel sets, and
-is what their speed is compared with.
+It promises no bits: torch chooses the order of its sums by shape and thread. It checks the other kernel sets,
+and is what their speed is compared with.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class ReferenceOps(Chains):
 
     name = "reference"
 
-    def __init__(self, bf16: bool, round_caches: bool) -> None:
-        """Bind the profile."""
-        self.bf16, self.round_caches = bf16, round_caches
+    def __init__(self, bf16: bool, round_caches: bool, torch_threads: int) -> None:
+        """Bind the profile; the caller sets the number of torch's threads, which may move the last bits."""
+        self.bf16, self.round_caches, self.torch_threads = bf16, round_caches, torch_threads
 
     def _round(self, x: torch.Tensor) -> torch.Tensor:
         return to_bf16(x, self.bf16)
@@ -62,7 +62,7 @@ class ReferenceOps(Chains):
     ) -> torch.Tensor:
         """See ``Ops``."""
         num_pairs = cos.shape[1]
-        tail = x[..., x.shape[-1] - 2 * num_pairs :].unflatten(-1, (num_pairs, 2))
+        tail = x[..., x.shape[-1] - 2 * num_pairs :].view(*x.shape[:-1], num_pairs, 2)
         sines = -sin[positions] if inverse else sin[positions]
         torch.view_as_complex(tail).mul_(torch.complex(cos[positions], sines)[:, None])
         if self.bf16:

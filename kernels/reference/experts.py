@@ -72,8 +72,9 @@ def _grouped_linear(
 ) -> torch.Tensor:
     """Weight e [N, K] times the next ``counts[e]`` rows of ``x_pk``: [p, N]."""
     out_pn = torch.empty(len(x_pk), weights[0].shape[0])
-    parts = zip(x_pk.split(counts), out_pn.split(counts), counts, weights, strict=True)
-    for rows, results, count, weight in parts:
+    first = 0
+    for count, weight in zip(counts, weights, strict=True):
         if count:
-            torch.mm(rows, weight.T, out=results)
+            torch.mm(x_pk[first : first + count], weight.T, out=out_pn[first : first + count])
+            first += count
     return out_pn

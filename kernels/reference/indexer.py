@@ -1,7 +1,7 @@
 """Index scores and the choice of compressed entries in plain torch (model.md sections 4.3 to 4.5).
 
-Legend: t rows, h index heads, c channels of a key, p entries in the pool, n entries that some row of a tile may
-see, k chosen ones, b blocks.
+Legend: t rows, h index heads, c channels of a key, p entries in the pool, n entries that some row of a tile
+may see, k chosen ones, b blocks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _tiles(
     base_t: torch.Tensor, floats_per_shared_row: int, floats_per_row: int
 ) -> Iterator[tuple[slice, bool]]:
     """Row tiles, and whether all rows of a tile belong to one sequence and so share its keys."""
-    lengths = base_t.unique_consecutive(return_counts=True)[1].tolist()
+    lengths = torch.unique_consecutive(base_t, return_counts=True)[1].tolist()
     if len(base_t) < _ROWS_THAT_SHARE * len(lengths):
         for tile in row_tiles(len(base_t), floats_per_row):
             yield tile, False
@@ -110,9 +110,11 @@ def _scores(q_thc: torch.Tensor, w_th: torch.Tensor, keys: torch.Tensor, bf16: b
 def _block_scores(scores_tn: torch.Tensor, counts_t1: torch.Tensor, block_size: int) -> torch.Tensor:
     """Largest score of every block [t, b]; the newest visible block is put above all others."""
     padding = -scores_tn.shape[1] % block_size
-    best_tb = functional.pad(scores_tn, (0, padding), value=_HIDDEN).unflatten(1, (-1, block_size)).amax(-1)
+    padded_tn = functional.pad(scores_tn, (0, padding), value=_HIDDEN)
+    best_tb = padded_tn.view(len(scores_tn), -1, block_size).amax(-1)
     newest_t1 = (counts_t1 - 1) // block_size
-    return best_tb.masked_fill_(torch.arange(best_tb.shape[1]) == newest_t1, float("inf"))
+    best_tb[torch.arange(best_tb.shape[1]) == newest_t1] = float("inf")
+    return best_tb
 
 
 def _best(scores_tn: torch.Tensor, numbers: torch.Tensor, out_tk: torch.Tensor) -> None:
@@ -122,13 +124,13 @@ def _best(scores_tn: torch.Tensor, numbers: torch.Tensor, out_tk: torch.Tensor) 
     """
     size = scores_tn.shape[1]
     columns_n = torch.arange(size)
-    # integers in the order of the scores, made unique by the column: a library top-k then has no ties to break
+    # integers in the order of the scores, made unique by the column: top-k then has no ties to break
     bits_tn = (scores_tn + 0.0).view(torch.int32)  # -0 becomes +0
     ordered_tn = bits_tn.bitwise_xor_((bits_tn >> 31).bitwise_and_(0x7FFFFFFF))
     unique_tn = ordered_tn.long().mul_(size).sub_(columns_n)
     picked_tk = unique_tn.topk(min(out_tk.shape[1], size), sorted=False).indices
     absent_tk = scores_tn.gather(1, picked_tk) == _HIDDEN
-    picked_tk, order = picked_tk.masked_fill_(absent_tk, size).sort()
+    picked_tk = picked_tk.masked_fill_(absent_tk, size).sort().values
     chosen_tk = numbers.expand_as(scores_tn).gather(1, picked_tk.clamp(max=size - 1))
     chosen_tk = chosen_tk.masked_fill_(picked_tk == size, -1)
     out_tk[:, : chosen_tk.shape[1]] = chosen_tk

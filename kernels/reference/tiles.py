@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 TILE_FLOATS = 1 << 19
-"""Values gathered at once, 2 MiB: larger blocks go back to the system when freed and come back as page faults."""
+"""Values gathered at once, 2 MiB: larger blocks go back to the system and come back as page faults."""
 
 
 def row_tiles(num_rows: int, floats_per_row: int) -> Iterator[slice]:
