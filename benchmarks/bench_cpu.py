@@ -25,11 +25,13 @@ def report(result: BenchResult) -> str:
         f"# Speed on a CPU, bundled checkpoint, {date.today()}",
         "",
         f"{processor_name()}, {result.num_threads} threads, Python {environment['python']}, torch "
-        f"{packages['torch']}, numba {packages['numba']}. `benchmarks/bench_cpu.py`, {result.elapsed_s:.0f} s, "
+        f"{packages['torch']}, numba {packages['numba']}. `benchmarks/bench_cpu.py`: "
+        f"{result.elapsed_s:.0f} s, "
         f"one process; {bench.num_passes} timed passes of each variant, taken in turn after a warm-up; "
-        f"{bench.num_steps} steps a decode pass, from a context of {bench.prompt_tokens}. Tokens a second of the "
-        "fastest pass, the median in brackets; ratios compare fastest passes. Plain is the same engine on plain "
-        "torch ops, float32.",
+        f"{bench.num_steps} steps a decode pass, from a context of {bench.prompt_tokens}.",
+        "",
+        "Tokens a second of the fastest pass, the median in brackets; ratios compare fastest passes. Plain is "
+        "the same engine on plain torch ops, float32.",
         "",
         "| | strict | fast | plain | strict / plain | fast / plain |",
         "|---|---|---|---|---|---|",

@@ -189,11 +189,10 @@ class ReferenceOps(Chains):
         num_rows, num_streams, width = streams.shape
         keys = kv[:, : num_streams * width].view(num_rows, num_streams, width)
         value = kv[:, None, num_streams * width :]
-        a = torch.rsqrt(streams.square().mean(-1) + eps)
-        b = torch.rsqrt(keys.square().mean(-1) + eps)
-        score = (streams * gains * keys).sum(-1) * a * b * width**-0.5
+        dot = (streams * gains).mul_(keys).sum(-1, keepdim=True)
+        score = dot * hyper.inverse_rms(streams, eps) * hyper.inverse_rms(keys, eps) * width**-0.5
         gate = torch.sigmoid(torch.copysign(score.abs().clamp(min=1e-6).sqrt(), score))
-        return self._round(streams + gate[..., None] * value)
+        return self._round(torch.addcmul(streams, gate, value))
 
     def mean_streams(self, streams: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
