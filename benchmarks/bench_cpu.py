@@ -30,8 +30,8 @@ def report(result: BenchResult) -> str:
         f"one process; {bench.num_passes} timed passes of each variant, taken in turn after a warm-up; "
         f"{bench.num_steps} steps a decode pass, from a context of {bench.prompt_tokens}.",
         "",
-        "Tokens a second of the fastest pass, the median in brackets; ratios compare fastest passes. Plain is "
-        "the same engine on plain torch ops, float32.",
+        "Tokens a second of the fastest pass, the median in brackets; ratios compare fastest passes. Plain "
+        "is the same engine on plain torch ops, float32.",
         "",
         "| | strict | fast | plain | strict / plain | fast / plain |",
         "|---|---|---|---|---|---|",
