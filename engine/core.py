@@ -34,7 +34,7 @@ from deepinfer.engine.scheduler import Limits, Scheduler
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.stopping import finish_reason
-from deepinfer.engine.torch_threads import single_torch_thread
+from deepinfer.engine.torch_threads import torch_threads_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class EngineCore:
         planned = self.scheduler.next_step()
         if not planned:
             return []
-        with single_torch_thread():
+        with torch_threads_of(self.model.ops):
             return self._run(planned)
 
     def _run(self, planned: Items[tuple[Sequence, int]]) -> list[TokenRecord]:

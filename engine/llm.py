@@ -38,7 +38,7 @@ from deepinfer.engine.runner import Wave
 from deepinfer.engine.scheduler import Limits
 from deepinfer.engine.state import cache_rows
 from deepinfer.engine.step_plan import Int64
-from deepinfer.engine.torch_threads import single_torch_thread
+from deepinfer.engine.torch_threads import torch_threads_of
 from deepinfer.engine.tracing import Probe
 from deepinfer.kernels.dispatch import select_ops
 from deepinfer.kernels.interface import Ops
@@ -127,7 +127,7 @@ class LLM:
     def _finish(self, waiting: list[ScoreSheet | RequestFailure]) -> Iterator[ScoreResult | RequestFailure]:
         sheets = [item for item in waiting if isinstance(item, ScoreSheet)]
         wave = Wave(self._model, None, self.rule, [sheet.token_ids for sheet in sheets])
-        with single_torch_thread():
+        with torch_threads_of(self._model.ops):
             for rows in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens):
                 fill_sheets(self._model, rows, sheets)
         for item in waiting:
@@ -159,7 +159,7 @@ class LLM:
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftResult | RequestFailure]:
         """Draft blocks for every request, in order, after one prefill of all of them together."""
-        with single_torch_thread():
+        with torch_threads_of(self._model.ops):
             return self._drafted(requests)
 
     def _drafted(self, requests: Sequence[DraftRequest]) -> list[DraftResult | RequestFailure]:
@@ -209,13 +209,13 @@ class LLM:
         Raises:
             InputError: the ids cannot be run.
         """
-        with single_torch_thread():
+        with torch_threads_of(self._model.ops):
             wave = self._wave(token_ids)
             return cache_rows(wave, self.config.max_batch_tokens, self.config.max_chunk_tokens)
 
     def observe(self, token_ids: Sequence[int], probe: Probe) -> None:
         """Run one sequence and show ``probe`` every named tensor of the pass (see ``engine.tracing``)."""
-        with single_torch_thread():
+        with torch_threads_of(self._model.ops):
             wave = self._wave(token_ids)
             for _ in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens, probe):
                 pass

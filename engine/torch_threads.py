@@ -1,14 +1,15 @@
-"""How many threads work: those of the kernels, and torch's, which is kept to one while they do."""
+"""How many threads work: those of the kernels, and torch's, as many as the kernel set asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
 from deepinfer.engine.api import EngineConfig
 from deepinfer.kernels.dispatch import available_threads
+from deepinfer.kernels.interface import Ops
 
 
 def kernel_threads(config: EngineConfig) -> int:
@@ -27,12 +28,10 @@ def torch_threads(num_threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def single_torch_thread() -> Iterator[None]:
-    """Run a block with torch on one thread.
+def torch_threads_of(ops: Ops) -> AbstractContextManager[None]:
+    """Run a block with as many torch threads as the kernel set wants.
 
-    torch only moves data here, and its threads keep spinning for a while after each small op: on two cores
-    they took a third of the kernels' time. No result of torch here depends on the number of threads.
+    Where torch only moves data it gets one: its threads keep spinning for a while after each small op, and on
+    two cores they took a third of the kernels' time. No bit of those kernel sets depends on it.
     """
-    with torch_threads(1):
-        yield
+    return torch_threads(ops.torch_threads)

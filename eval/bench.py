@@ -1,32 +1,41 @@
 """``deepinfer bench``: speed of scoring, prefill and decoding, beside the same engine on plain torch ops.
 
-Both kernel sets get the same prompts, warm up first, and are judged by the fastest of the same number of
-passes; everything but the ops is the same code. Greedy tokens may differ between the sets once their logits
-tie within rounding; the number of tokens does not.
+Three variants take turns pass by pass on the same prompts, so that a machine that slows down slows all of
+them: the two profiles of the configured kernel set, and plain torch ops, which compute in float32 without the
+roundings of profile fast (those would only cost them time). Everything but the ops is the same code. Greedy
+tokens may differ between the variants once their logits tie within rounding; the number of tokens does not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from statistics import median
 
-from deepinfer.engine import core, llm
-from deepinfer.engine.api import EngineConfig, GenerateRequest, RequestFailure, SamplingParams, ScoreRequest
+from deepinfer.engine import core
+from deepinfer.engine.api import (
+    EngineConfig,
+    GenerateRequest,
+    Profile,
+    RequestFailure,
+    SamplingParams,
+    ScoreRequest,
+)
 from deepinfer.engine.errors import InputError
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.model.transformer import Transformer
-from deepinfer.engine.torch_threads import kernel_threads, torch_threads
-from deepinfer.eval.stopwatch import replaced, timed
+from deepinfer.engine.torch_threads import kernel_threads
+from deepinfer.eval.stopwatch import timed
 from deepinfer.eval.tokenizer import TextTokenizer
 from deepinfer.eval.workload import load_workload
 
-PLAIN = "reference"
-"""The kernel set of plain torch ops."""
+PLAIN = "plain"
+"""Variant on plain torch ops; the other variants are named by their profile."""
+_PLAIN_BACKEND = "reference"
 _WARM_STEPS = 4
 
 Progress = Callable[[str, int, int], None]
@@ -42,33 +51,46 @@ class BenchConfig:
         batches: numbers of sequences that decode together.
         prompt_tokens: context at which decoding starts.
         num_steps: decode steps of a timed pass.
-        num_passes: timed passes, of which the fastest counts.
+        num_passes: timed passes of every variant, after one that warms up.
     """
 
     context: int = 1024
     num_sequences: int = 2
     batches: tuple[int, ...] = (1, 8, 32)
     prompt_tokens: int = 128
-    num_steps: int = 12
+    num_steps: int = 8
     num_passes: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Tokens per second of one kind of work.
+    """Timed passes of one variant.
 
     Attributes:
-        tokens_per_s: the engine as configured.
-        plain_tokens_per_s: on plain torch ops.
+        num_tokens: tokens of a pass.
+        pass_s: seconds of every pass.
     """
 
-    tokens_per_s: float
-    plain_tokens_per_s: float
+    num_tokens: int
+    pass_s: tuple[float, ...]
 
     @property
-    def ratio_to_plain(self) -> float:
-        """Above 1, the engine is faster than plain torch."""
-        return self.tokens_per_s / self.plain_tokens_per_s
+    def tokens_per_s(self) -> float:
+        """Of the fastest pass, the one that other work on the machine disturbed least."""
+        return self.num_tokens / min(self.pass_s)
+
+    @property
+    def median_tokens_per_s(self) -> float:
+        """Of the median pass."""
+        return self.num_tokens / median(self.pass_s)
+
+    def ratio_to(self, other: Speed) -> float:
+        """Above 1, this variant is faster; fastest passes compared."""
+        return self.tokens_per_s / other.tokens_per_s
+
+
+Speeds = Mapping[str, Speed]
+"""Variant -> its speed at one kind of work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +98,7 @@ class BenchResult:
     """All speeds of one run.
 
     Attributes:
-        engine: the configuration measured.
+        engine: the configuration measured; its profile names the headline variant.
         num_threads: threads of the kernels, and of torch on the plain path.
         bench: what was measured.
         scoring: log-probabilities of every position.
@@ -84,25 +106,17 @@ class BenchResult:
         decode: batch size -> one token for each sequence and step.
         scheduler_overhead: share of a decode step at the largest batch that is neither the model's forward
             pass nor its head nor sampling; on the engine as configured.
+        elapsed_s: seconds of the whole run, loading included.
     """
 
     engine: EngineConfig
     num_threads: int
     bench: BenchConfig
-    scoring: Speed
-    prefill: Speed
-    decode: dict[int, Speed]
+    scoring: Speeds
+    prefill: Speeds
+    decode: dict[int, Speeds]
     scheduler_overhead: float
-
-
-@dataclass
-class _Speeds:
-    """Tokens per second on one kernel set."""
-
-    scoring: float = 0.0
-    prefill: float = 0.0
-    decode: dict[int, float] = field(default_factory=dict)
-    overhead: float = 0.0
+    elapsed_s: float
 
 
 def run_bench(
@@ -111,7 +125,7 @@ def run_bench(
     bench: BenchConfig,
     progress: Progress = lambda what, done, total: None,
 ) -> BenchResult:
-    """Measure the configured kernel set, then plain torch ops, in this process.
+    """Measure both profiles of the configured kernel set and plain torch ops, in this process.
 
     Prefix reuse is switched off: the same prompts are run again and again.
 
@@ -119,104 +133,112 @@ def run_bench(
         InputError: the model is too short for ``bench``.
         DeepInferError: the model cannot be used.
     """
+    started_s = time.perf_counter()
+    num_works = 3 + len(bench.batches)
     threads = kernel_threads(engine)
     rows = max(engine.max_batch_tokens, max(bench.batches) * bench.prompt_tokens)
     engine = replace(engine, num_threads=threads, prefix_caching=False, max_batch_tokens=rows)
-    found = []
-    for number, backend in enumerate((engine.backend, PLAIN)):
-        progress(f"loading the model for kernel set {backend}", number, 2)
-        subject = LLM(model, replace(engine, backend=backend))
-        with torch_threads_of(backend, threads):
-            found.append(_measure(subject, bench, partial(_say, progress, number)))
-    progress("done", 2, 2)
-    own, plain = found
-
-    def beside(speed: float, plain_speed: float) -> Speed:
-        return Speed(tokens_per_s=speed, plain_tokens_per_s=plain_speed)
-
+    progress("loading the model", 0, num_works)
+    subjects = _load(model, engine)
+    progress(f"scoring at context {bench.context}", 1, num_works)
+    prompts = _prompts(subjects[PLAIN], bench.context, bench.num_sequences)
+    scoring = _score(subjects, bench, prompts)
+    progress(f"prefill at context {bench.context}", 2, num_works)
+    prefill = _prefill(subjects, bench, prompts)
+    decode, overhead = {}, 0.0
+    for number, batch in enumerate(sorted(bench.batches)):
+        progress(f"decoding {batch} sequences", 3 + number, num_works)
+        decode[batch], overhead = _decode(subjects, engine.profile, bench, batch)
+    progress("done", num_works, num_works)
     return BenchResult(
         engine=engine,
         num_threads=threads,
         bench=bench,
-        scoring=beside(own.scoring, plain.scoring),
-        prefill=beside(own.prefill, plain.prefill),
-        decode={batch: beside(own.decode[batch], plain.decode[batch]) for batch in bench.batches},
-        scheduler_overhead=own.overhead,
+        scoring=scoring,
+        prefill=prefill,
+        decode=decode,
+        scheduler_overhead=overhead,
+        elapsed_s=time.perf_counter() - started_s,
     )
 
 
-def _say(progress: Progress, number: int, what: str) -> None:
-    progress(what, number, 2)
+def _load(model: Path | None, engine: EngineConfig) -> dict[str, LLM]:
+    """Every variant; the profiles share their weights."""
+    own = LLM(model, engine)
+    subjects = {profile.value: own.with_config(replace(engine, profile=profile)) for profile in Profile}
+    subjects[PLAIN] = LLM(model, replace(engine, backend=_PLAIN_BACKEND, profile=Profile.STRICT))
+    return subjects
 
 
-@contextmanager
-def torch_threads_of(backend: str, num_threads: int) -> Iterator[None]:
-    """Let plain torch ops use as many threads as our kernels, where the engine keeps torch to one."""
-    if backend != PLAIN:
-        yield
-        return
+def _score(subjects: Mapping[str, LLM], bench: BenchConfig, prompts: Sequence[Sequence[int]]) -> Speeds:
+    requests = [ScoreRequest(request_id=str(i), token_ids=ids) for i, ids in enumerate(prompts)]
+
+    def work(subject: LLM) -> Callable[[], None]:
+        return lambda: _check(subject.score(requests))
+
+    works = {name: work(subject) for name, subject in subjects.items()}
+    return _take_turns(works, bench, bench.context * len(prompts))
+
+
+def _prefill(subjects: Mapping[str, LLM], bench: BenchConfig, prompts: Sequence[Sequence[int]]) -> Speeds:
+    requests = _generate_requests(prompts, max_tokens=1)
+
+    def work(subject: LLM) -> Callable[[], None]:
+        return lambda: _check(subject.generate(requests))
+
+    works = {name: work(subject) for name, subject in subjects.items()}
+    return _take_turns(works, bench, bench.context * len(prompts))
+
+
+def _decode(
+    subjects: Mapping[str, LLM], watched: Profile, bench: BenchConfig, batch: int
+) -> tuple[Speeds, float]:
+    """Speeds of a pass of decode steps, and the share of ``watched``'s steps outside model and sampling."""
+    num_steps = _WARM_STEPS + (1 + bench.num_passes) * bench.num_steps
+    requests = _generate_requests(_prompts(subjects[PLAIN], bench.prompt_tokens, batch), 1 + num_steps)
+    shares: list[float] = []
+
+    def work(name: str, records: Iterator[object]) -> Callable[[], None]:
+        def steps() -> None:
+            _check(list(islice(records, batch * bench.num_steps)))
+
+        return (lambda: shares.append(_share_outside(steps))) if name == watched else steps
+
+    works = {}
+    for name, subject in subjects.items():
+        # one step prefills all prompts and samples their first tokens; every later one is `batch` rows
+        records = subject.generate_iter(requests)
+        _check(list(islice(records, batch * (1 + _WARM_STEPS))))
+        works[name] = work(name, records)
+    return _take_turns(works, bench, batch * bench.num_steps), median(shares)
+
+
+def _share_outside(steps: Callable[[], None]) -> float:
+    """Share of the engine's steps in ``steps`` that is neither forward pass nor head nor sampling."""
+    inside = ((Transformer, "forward"), (Transformer, "logits"), (core, "sample_rows"))
     with ExitStack() as stack:
-        for module in (llm, core):
-            stack.enter_context(replaced(module, "single_torch_thread", lambda: torch_threads(num_threads)))
-        yield
+        step = stack.enter_context(timed(core.EngineCore, "step"))
+        watches = [stack.enter_context(timed(owner, name)) for owner, name in inside]
+        steps()
+    return 1 - sum(watch.seconds for watch in watches) / step.seconds
 
 
-def _measure(subject: LLM, bench: BenchConfig, say: Callable[[str], None]) -> _Speeds:
-    backend, speeds = subject.config.backend, _Speeds()
-    prompts = _prompts(subject, bench.context, bench.num_sequences)
-    num_tokens = bench.context * bench.num_sequences
-    say(f"{backend}: scoring at context {bench.context}")
-    scores = [ScoreRequest(request_id=str(i), token_ids=ids) for i, ids in enumerate(prompts)]
-    _run_once(subject.score(scores[:1]))
-    speeds.scoring = num_tokens / _fastest(bench.num_passes, lambda: _run_once(subject.score(scores)))
-    say(f"{backend}: prefill at context {bench.context}")
-    starts = _generate_requests(prompts, max_tokens=1)
-    _run_once(subject.generate(starts[:1]))
-    speeds.prefill = num_tokens / _fastest(bench.num_passes, lambda: _run_once(subject.generate(starts)))
-    for batch in bench.batches:
-        say(f"{backend}: decoding {batch} sequences")
-        step_s, speeds.overhead = _decode(subject, bench, batch)
-        speeds.decode[batch] = batch / step_s
-    return speeds
+def _take_turns(works: Mapping[str, Callable[[], None]], bench: BenchConfig, num_tokens: int) -> Speeds:
+    """Run every variant once to warm up, then all of them in turn, ``num_passes`` times."""
+    passes: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(1 + bench.num_passes):
+        for name, work in works.items():
+            started_s = time.perf_counter()
+            work()
+            passes[name].append(time.perf_counter() - started_s)
+    return {name: Speed(num_tokens=num_tokens, pass_s=tuple(timings[1:])) for name, timings in passes.items()}
 
 
-def _decode(subject: LLM, bench: BenchConfig, batch: int) -> tuple[float, float]:
-    """Seconds of a decode step in the fastest pass, and the share of all steps outside model and sampling."""
-    num_steps = _WARM_STEPS + bench.num_passes * bench.num_steps
-    prompts = _prompts(subject, bench.prompt_tokens, batch)
-    # one step prefills all prompts and samples their first tokens; every later one is `batch` rows
-    records = subject.generate_iter(_generate_requests(prompts, max_tokens=1 + num_steps))
-    _take(records, batch * (1 + _WARM_STEPS))
-    with (
-        timed(core.EngineCore, "step") as step,
-        timed(Transformer, "forward") as forward,
-        timed(Transformer, "logits") as head,
-        timed(core, "sample_rows") as sampling,
-    ):
-        fastest_s = _fastest(bench.num_passes, lambda: _take(records, batch * bench.num_steps))
-    inside_s = forward.seconds + head.seconds + sampling.seconds
-    return fastest_s / bench.num_steps, 1 - inside_s / step.seconds
-
-
-def _take(records: Iterator[object], count: int) -> None:
-    _run_once(list(islice(records, count)))
-
-
-def _run_once(results: Sequence[object]) -> None:
+def _check(results: Sequence[object]) -> None:
     """A refused request would make everything look fast."""
     for result in results:
         if isinstance(result, RequestFailure):
             raise InputError(f"bench: {result.reason}; choose a smaller --context")
-
-
-def _fastest(num_passes: int, work: Callable[[], None]) -> float:
-    """Seconds of the fastest pass."""
-    passes = []
-    for _ in range(num_passes):
-        started_s = time.perf_counter()
-        work()
-        passes.append(time.perf_counter() - started_s)
-    return min(passes)
 
 
 def _generate_requests(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[GenerateRequest]:

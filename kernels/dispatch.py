@@ -37,5 +37,5 @@ def select_ops(name: str, *, bf16: bool, round_caches: bool = True, num_threads:
     if name == "reference":
         from deepinfer.kernels.reference.backend import ReferenceOps
 
-        return ReferenceOps(bf16, round_caches)
+        return ReferenceOps(bf16, round_caches, num_threads or available_threads())
     raise ValueError(f"unknown kernel set {name!r}; there are {', '.join(KERNEL_SETS)}")

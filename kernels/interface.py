@@ -42,6 +42,10 @@ class Ops(Protocol):
         """Whether activations are rounded to bfloat16 (profile fast)."""
 
     @property
+    def torch_threads(self) -> int:
+        """Threads that torch should use while these ops run; 1 where torch only moves data."""
+
+    @property
     def round_caches(self) -> bool:
         """Whether ``mxfp8_``, ``mxfp4_`` and ``fp4_`` round; off is for comparisons with references."""
 

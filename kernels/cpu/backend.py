@@ -35,6 +35,7 @@ class CpuOps:
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "cpu"
+    torch_threads = 1
 
     def __init__(self, bf16: bool, round_caches: bool, num_threads: int) -> None:
         """Bind the profile and a team of threads; bits do not depend on the team."""

@@ -180,7 +180,7 @@ def linear_kernel(
                     count = min(TILE_ROWS, block_end - row)
                     for r in range(TILE_ROWS):
                         rows[r] = x_base + min(row + r, block_end - 1) * stride
-                    if count == TILE_ROWS and (p + 1) * PANEL <= num_outputs and not bf16:
+                    if count == TILE_ROWS and (p + 1) * PANEL <= num_outputs:
                         target = np.int64(out.ctypes.data) + np.int64(row * out.shape[1] + first) * 4
                         full_tile(table, b, half, depth, target, out.shape[1])
                     else:
@@ -191,9 +191,12 @@ def linear_kernel(
                         )
                         width = min(following * PANEL, num_outputs) - p * PANEL
                         for r in range(count):
-                            copy_row(tile[r], out[row + r, first : first + width], bf16)
+                            copy_row(tile[r], out[row + r, first : first + width], False)
                     row += count
                 p = following
+        if bf16:
+            for row in range(block, block_end):
+                copy_row(out[row], out[row], True)
 
 
 def linear(x: torch.Tensor, weight: PackedLinear, bf16: bool, workers: Workers) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The reference kernel set: plain torch, readable, float32. It defines what an op means, within rounding.
 
-It promises no bits: torch chooses the order of its sums by shape and thread. Use it to check another kernel
-set.
+It promises no bits: torch chooses the order of its sums by shape and thread. It checks the other kernel sets,
+and is what their speed is compared with.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from torch.nn import functional
 from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.reference import experts as expert_ops
-from deepinfer.kernels.reference import fake_quant, hyper, records, sampling, sparse
+from deepinfer.kernels.reference import fake_quant, hyper, indexer, records, sampling
+from deepinfer.kernels.reference.attention import attention
+from deepinfer.kernels.reference.rounding import to_bf16
 
 
 class ReferenceOps(Chains):
@@ -20,18 +22,18 @@ class ReferenceOps(Chains):
 
     name = "reference"
 
-    def __init__(self, bf16: bool, round_caches: bool) -> None:
-        """Bind the profile."""
-        self.bf16, self.round_caches = bf16, round_caches
+    def __init__(self, bf16: bool, round_caches: bool, torch_threads: int) -> None:
+        """Bind the profile; the caller sets the number of torch's threads, which may move the last bits."""
+        self.bf16, self.round_caches, self.torch_threads = bf16, round_caches, torch_threads
 
     def _round(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(torch.bfloat16).to(torch.float32) if self.bf16 else x
+        return to_bf16(x, self.bf16)
 
     def pack_linear(self, weight: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
         return weight.to(torch.float32)
 
-    def pack_experts(self, num_experts: int, load: LoadExpert) -> list[tuple[torch.Tensor, ...]]:
+    def pack_experts(self, num_experts: int, load: LoadExpert) -> list[expert_ops.Expert]:
         """See ``Ops``."""
         return [load(e) for e in range(num_experts)]
 
@@ -48,7 +50,7 @@ class ReferenceOps(Chains):
 
     def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         """See ``Ops``."""
-        return self._round(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * gain)
+        return self._round((x * hyper.inverse_rms(x, eps)).mul_(gain))
 
     def rotate_(
         self,
@@ -61,10 +63,10 @@ class ReferenceOps(Chains):
         """See ``Ops``."""
         num_pairs = cos.shape[1]
         tail = x[..., x.shape[-1] - 2 * num_pairs :].view(*x.shape[:-1], num_pairs, 2)
-        c, s = cos[positions][:, None], sin[positions][:, None] * (-1.0 if inverse else 1.0)
-        x0, x1 = tail[..., 0].clone(), tail[..., 1].clone()
-        tail[..., 0] = self._round(torch.addcmul(-(x1 * s), x0, c))
-        tail[..., 1] = self._round(torch.addcmul(x1 * c, x0, s))
+        sines = -sin[positions] if inverse else sin[positions]
+        torch.view_as_complex(tail).mul_(torch.complex(cos[positions], sines)[:, None])
+        if self.bf16:
+            tail.copy_(self._round(tail))
         return x
 
     def mxfp8_(self, x: torch.Tensor) -> torch.Tensor:
@@ -110,13 +112,13 @@ class ReferenceOps(Chains):
 
     def hc_collapse(self, streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
-        return self._round((streams * pre[..., None]).sum(1))
+        return self._round(hyper.collapse(streams, pre))
 
     def hc_expand(
         self, streams: torch.Tensor, out: torch.Tensor, post: torch.Tensor, comb: torch.Tensor
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return self._round(post[..., None] * out[:, None] + torch.einsum("tab,tad->tbd", comb, streams))
+        return self._round(hyper.expand(streams, out, post, comb))
 
     def pool_pairs(self, values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
@@ -134,7 +136,7 @@ class ReferenceOps(Chains):
         block_size: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
-        return sparse.index_select(q, w, keys, base, counts, top, num_blocks, block_size, self.bf16)
+        return indexer.index_select(q, w, keys, base, counts, top, num_blocks, block_size, self.bf16)
 
     def index_select_within(
         self,
@@ -148,7 +150,7 @@ class ReferenceOps(Chains):
         top: int,
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return sparse.index_select_within(q, w, keys, base, counts, blocks, block_size, top, self.bf16)
+        return indexer.index_select_within(q, w, keys, base, counts, blocks, block_size, top, self.bf16)
 
     def sparse_attention(
         self,
@@ -160,7 +162,7 @@ class ReferenceOps(Chains):
         sink: torch.Tensor,
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return self._round(sparse.attention(q, window, window_slots, main, main_slots, sink, self.bf16))
+        return self._round(attention(q, window, window_slots, main, main_slots, sink, self.bf16))
 
     def route(
         self, logits: torch.Tensor, bias: torch.Tensor, num_selected: int, normalise: bool, factor: float
@@ -173,12 +175,12 @@ class ReferenceOps(Chains):
         x: torch.Tensor,
         expert_ids: torch.Tensor,
         weights: torch.Tensor,
-        experts: list[tuple[torch.Tensor, ...]],
-        shared: list[tuple[torch.Tensor, ...]],
+        experts: list[expert_ops.Expert],
+        shared: list[expert_ops.Expert],
         limit: float,
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return self._round(expert_ops.moe(x, expert_ids, weights, experts, shared, limit, self._round))
+        return self._round(expert_ops.moe(x, expert_ids, weights, experts, shared, limit, self.bf16))
 
     def engram_gate(
         self, streams: torch.Tensor, kv: torch.Tensor, gains: torch.Tensor, eps: float
@@ -187,11 +189,10 @@ class ReferenceOps(Chains):
         num_rows, num_streams, width = streams.shape
         keys = kv[:, : num_streams * width].view(num_rows, num_streams, width)
         value = kv[:, None, num_streams * width :]
-        a = torch.rsqrt(streams.square().mean(-1) + eps)
-        b = torch.rsqrt(keys.square().mean(-1) + eps)
-        score = (streams * gains * keys).sum(-1) * a * b * width**-0.5
+        dot = (streams * gains).mul_(keys).sum(-1, keepdim=True)
+        score = dot * hyper.inverse_rms(streams, eps) * hyper.inverse_rms(keys, eps) * width**-0.5
         gate = torch.sigmoid(torch.copysign(score.abs().clamp(min=1e-6).sqrt(), score))
-        return self._round(streams + gate[..., None] * value)
+        return self._round(torch.addcmul(streams, gate, value))
 
     def mean_streams(self, streams: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
@@ -215,8 +216,8 @@ class ReferenceOps(Chains):
         """See ``Ops``."""
         index = targets[:, None]
         own = logits.gather(1, index)
-        lower = torch.arange(logits.shape[1])[None] < index
-        ranks = ((logits > own) | ((logits == own) & lower)).sum(1, dtype=torch.int32)
+        tied_below = (logits == own).logical_and_(torch.arange(logits.shape[1]) < index)
+        ranks = (logits > own).logical_or_(tied_below).sum(1, dtype=torch.int32)
         return logits.log_softmax(-1).gather(1, index)[:, 0], ranks
 
     def sample(

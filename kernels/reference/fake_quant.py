@@ -14,14 +14,17 @@ def split(x: torch.Tensor, size: int) -> torch.Tensor:
     return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
-def round_e2m1(x: torch.Tensor) -> torch.Tensor:
-    """Nearest e2m1 value, ties to the even code, saturating at 6.
+def round_e2m1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nearest e2m1 value, ties to the even code, saturating at 6, and its magnitude code 0 .. 7 as float32.
 
-    The step is .5 below 2, 1 below 4, then 2.
+    The values are spaced by half of the power of two below them, from 1 on: .5, then 1 from 2 and 2 from 4.
     """
-    magnitude = x.abs().clamp(max=_E2M1_MAX)
-    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
-    return torch.copysign((magnitude / step).round() * step, x)
+    magnitude = x.abs().clamp_(max=_E2M1_MAX)
+    exponent = magnitude.clamp(min=1.0).view(torch.int32) >> 23
+    step = ((exponent - 1) << 23).view(torch.float32)
+    steps = magnitude.div_(step).round_()
+    code = steps + 2 * (exponent - 127)
+    return torch.copysign(steps.mul_(step), x), code
 
 
 def _ceil_pow2(v: torch.Tensor) -> torch.Tensor:
@@ -59,11 +62,11 @@ def mxfp4(x: torch.Tensor) -> torch.Tensor:
     """Groups of 32, power-of-two scale, e2m1 codes: [..., C] -> [..., C]."""
     groups = split(x, 32)
     scale = mxfp4_scale(groups)
-    return (round_e2m1(groups / scale) * scale).flatten(-2)
+    return (round_e2m1(groups / scale)[0] * scale).flatten(-2)
 
 
 def fp4_e4m3(x: torch.Tensor) -> torch.Tensor:
     """Groups of 16, e4m3 scale, e2m1 codes, by true division: [..., C] -> [..., C]."""
     groups = split(x, 16)
     scale = fp4_scale(groups)
-    return (round_e2m1(groups / scale) * scale).flatten(-2)
+    return (round_e2m1(groups / scale)[0] * scale).flatten(-2)

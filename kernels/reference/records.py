@@ -69,10 +69,8 @@ def _quantise(kind: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scale_bytes = exponent.to(torch.uint8).masked_fill(broken, 255)
     if kind == "mxfp8":
         return (groups / scale).to(torch.float8_e4m3fn).view(torch.uint8).flatten(1), scale_bytes
-    rounded = fake_quant.round_e2m1(groups / scale).flatten(1)
-    magnitudes = fake_quant.E2M1_VALUES[:8].contiguous()
-    codes = torch.searchsorted(magnitudes, rounded.abs()).to(torch.uint8)
-    codes += rounded.signbit().to(torch.uint8) * 8
+    scaled = groups / scale
+    codes = fake_quant.round_e2m1(scaled)[1].add_(scaled.signbit(), alpha=8).to(torch.uint8).flatten(1)
     return codes[:, 0::2] | (codes[:, 1::2] << 4), scale_bytes
 
 

@@ -119,6 +119,61 @@ def test_index_selection(cpu: Ops, single: Ops, draw: Draw) -> None:
     check_rows(select, rows, cpu, single)
 
 
+def test_grouped_linear(cpu: Ops, single: Ops, draw: Draw) -> None:
+    weight = cpu.pack_linear(draw(2, 40, 24))
+    check_rows(lambda ops, x: ops.linear(x, weight), draw(512, 48), cpu, single)
+
+
+@pytest.mark.parametrize("width", [24, 1000])
+def test_streams_and_pooled_pairs(cpu: Ops, single: Ops, draw: Draw, width: int) -> None:
+    gains = draw(4, width)
+
+    def remembered(ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        streams, kv = x[:, : 4 * width].reshape(-1, 4, width), x[:, 4 * width :]
+        gated = ops.engram_gate(streams, kv, gains, 1e-20)
+        return torch.cat([gated.flatten(1), ops.mean_streams(streams)], 1)
+
+    def pooled(ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        values, scores = x.reshape(-1, 2, 2, width).unbind(1)
+        return ops.pool_pairs(values, scores)
+
+    check_rows(remembered, draw(512, 9 * width), cpu, single)
+    check_rows(pooled, draw(512, 4 * width), cpu, single)
+
+
+def test_rotation(cpu: Ops, single: Ops, draw: Draw) -> None:
+    angles = torch.rand(512, 12, generator=torch.Generator().manual_seed(1)) * 6
+    cos, sin = angles.cos(), angles.sin()
+
+    def turned(ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        start = 512 - len(x)
+        if len(x) == 1:
+            start = int((rows == x[0]).all(1).nonzero()[0, 0])
+        positions = torch.arange(start, start + len(x))
+        return ops.rotate_(x.reshape(-1, 3, 40).clone(), cos, sin, positions).flatten(1)
+
+    rows = draw(512, 120)
+    check_rows(turned, rows, cpu, single)
+
+
+def test_round_trips_of_the_caches(cpu: Ops, single: Ops, draw: Draw) -> None:
+    def rounded(ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        copies = [x.contiguous().clone() for _ in range(3)]
+        return torch.cat([ops.mxfp8_(copies[0]), ops.mxfp4_(copies[1]), ops.fp4_(copies[2])], 1)
+
+    check_rows(rounded, draw(512, 96), cpu, single)
+
+
+@pytest.mark.parametrize("vocabulary", [24, 1000])
+def test_log_probabilities_of_tokens(cpu: Ops, single: Ops, draw: Draw, vocabulary: int) -> None:
+    def scored(ops: Ops, x: torch.Tensor) -> torch.Tensor:
+        targets = (x[:, 0].abs() * 7).long() % vocabulary
+        logprobs, ranks = ops.token_logprobs(x, targets)
+        return torch.stack([logprobs, ranks.to(torch.float32)], 1)
+
+    check_rows(scored, draw(512, vocabulary), cpu, single)
+
+
 def test_the_check_sees_a_sum_whose_order_depends_on_the_batch(cpu: Ops, single: Ops, draw: Draw) -> None:
     """Negative control: a reduction that is cut elsewhere when the number of rows is odd."""
 
