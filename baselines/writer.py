@@ -1,0 +1,281 @@
+"""Publishing: bits become blobs, decisions become revisions, all under one short lock.
+
+The lock is held for a commit, never while a model runs, so that many machines can refresh one store at once.
+"""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deepinfer.baselines.blobs import MAX_ROWS, BlobFolder, BlobRef, encode_blob
+from deepinfer.baselines.canonical import Sample
+from deepinfer.baselines.disk import Disk
+from deepinfer.baselines.errors import BaselineError, StoreError
+from deepinfer.baselines.key import Key
+from deepinfer.baselines.ledger import Draft, Ledger
+from deepinfer.baselines.locks import LockConfig, LockKind, hold_lock
+from deepinfer.baselines.pending import (
+    accept_changes,
+    lock_changes,
+    refresh_changes,
+    reject_changes,
+    remove_changes,
+)
+from deepinfer.baselines.records import Change, Entry, Note, Revision
+from deepinfer.baselines.state import State
+
+COMMIT_LOCK = "commit"
+_NO_BLOB = ""
+_MAX_ROUNDS = 100
+
+Found = Sequence[tuple[Key, Entry]]
+MakeChanges = Callable[[State, Found], list[Change]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Author:
+    """Who writes, why and with what.
+
+    Attributes:
+        reason: words for the history.
+        command: command line, shown to those who wait and kept in the ledger.
+        provenance: everything besides the platform that could move bits, read back where it is used.
+        who: user name; None asks the system.
+    """
+
+    reason: str = ""
+    command: str = ""
+    provenance: dict[str, str] = field(default_factory=dict)
+    who: str | None = None
+
+
+class _StateMovedError(Exception):
+    """Bits that agreed with the store no longer do; they need a blob after all."""
+
+
+class Writer:
+    """Extends one store on behalf of one author."""
+
+    def __init__(
+        self, root: Path, ledger: Ledger, blobs: BlobFolder, disk: Disk, lock: LockConfig, author: Author
+    ) -> None:
+        """Nothing is locked or written yet."""
+        self._root = root
+        self._ledger = ledger
+        self._blobs = blobs
+        self._disk = disk
+        self._lock = replace(lock, command=lock.command or author.command)
+        self._author = author
+
+    def lock(self, samples: Iterable[tuple[Key, Sample]]) -> list[Change]:
+        """Lock keys for the first time; keys that hold these very bits are left alone.
+
+        Raises:
+            AlreadyLockedError: a key holds other bits; samples before it may have been locked.
+            LockError, StoreError: nothing more was published.
+        """
+        return self._publish_samples("lock", samples, lock_changes)
+
+    def refresh(self, samples: Iterable[tuple[Key, Sample]], campaign: str = "") -> list[Change]:
+        """Put bits that differ from what is locked up for review.
+
+        Args:
+            samples: keys and their arrays; published in groups as they come.
+            campaign: a sharded refresh; keys are then noted as settled even when nothing moved.
+
+        Raises:
+            LockError, StoreError: nothing more was published.
+        """
+        return self._publish_samples(
+            "refresh", samples, lambda state, found: refresh_changes(state, found, campaign), campaign
+        )
+
+    def accept(self, keys: Sequence[Key]) -> list[Change]:
+        """Lock what waits for review; the author's reason is kept."""
+        return self._publish("accept", lambda state: accept_changes(state, keys))
+
+    def reject(self, keys: Sequence[Key]) -> list[Change]:
+        """Drop what waits for review."""
+        return self._publish("reject", lambda state: reject_changes(state, keys))
+
+    def remove(self, keys: Sequence[Key]) -> list[Change]:
+        """End keys; their history stays."""
+        return self._publish("prune", lambda state: remove_changes(state, keys))
+
+    def remove_blobs(self) -> list[BlobRef]:
+        """Delete the blobs that no key needs any more; every other writer in flight is fenced off.
+
+        The one operation that relies on its lock: a writer that the lock does not keep out, starting between
+        the revision and the deletion, would find its blob gone and say so.
+        """
+        removed: list[BlobRef] = []
+
+        def draft(state: State) -> Draft | None:
+            tables = (state.locked, state.pending)
+            used = {
+                entry.blob for table in tables for samples in table.values() for entry in samples.values()
+            }
+            removed[:] = [blob for digest, blob in state.blobs.items() if digest not in used]
+            names = tuple(blob.digest for blob in removed)
+            return Draft(note=self._note("prune"), removed_blobs=names) if removed else None
+
+        with self._committing(fence=True) as append:
+            append(draft)
+            for blob in removed:
+                self._disk.unlink(self._blobs.path(blob.digest))
+        return removed
+
+    def fence(self) -> None:
+        """Take a new generation: whatever another writer still has in flight is refused from now on."""
+        with self._system_errors():
+            self._ledger.append(None, lambda state: Draft(note=self._note("fence")), lambda: None)
+
+    def append_note(self, action: str) -> None:
+        """Publish a revision without changes, so that the history tells of it."""
+        with self._committing() as append:
+            append(lambda state: Draft(note=self._note(action)))
+
+    def _publish_samples(
+        self, action: str, samples: Iterable[tuple[Key, Sample]], make: MakeChanges, campaign: str = ""
+    ) -> list[Change]:
+        changes: list[Change] = []
+        for group in _groups(samples):
+            for _ in range(_MAX_ROUNDS):
+                try:
+                    changes += self._publish_group(action, group, make, campaign)
+                    break
+                except _StateMovedError:
+                    continue
+            else:
+                raise BaselineError(
+                    f"{self._root}: other writers change the same keys all the time; run again"
+                )
+        return changes
+
+    def _publish_group(
+        self, action: str, group: list[tuple[Key, Sample]], make: MakeChanges, campaign: str
+    ) -> list[Change]:
+        """Publish one group: its blob first, outside the lock, then the revision that points into it."""
+        with self._system_errors():
+            drafts = [(key, _entry(sample)) for key, sample in group]
+            wanted = make(self._ledger.catch_up(), drafts)
+            needed = {change.key for change in wanted if change.entry is not None}
+            found: list[tuple[Key, Entry]] = []
+            blob = None
+            if needed:
+                chosen = [(key, sample) for key, sample in group if key in needed]
+                encoded = encode_blob([key.sample for key, _ in chosen], [sample for _, sample in chosen])
+                blob = self._blobs.publish(encoded)
+                starts = {key: start for (key, _), start in zip(chosen, encoded.starts, strict=True)}
+                for key, entry in drafts:
+                    found.append(
+                        (key, entry._replace(blob=blob.digest, row=starts[key]) if key in needed else entry)
+                    )
+            elif not wanted:
+                return []
+            else:
+                found = drafts
+
+        def changes(state: State) -> list[Change]:
+            made = make(state, found)
+            if any(change.entry is not None and change.entry.blob == _NO_BLOB for change in made):
+                raise _StateMovedError
+            return made
+
+        return self._publish(action, changes, (blob,) if blob else (), campaign)
+
+    def _publish(
+        self,
+        action: str,
+        make: Callable[[State], list[Change]],
+        blobs: tuple[BlobRef, ...] = (),
+        campaign: str = "",
+    ) -> list[Change]:
+        def draft(state: State) -> Draft | None:
+            changes = make(state)
+            if not changes:
+                return None
+            news = tuple(blob for blob in blobs if blob.digest not in state.blobs)
+            return Draft(note=self._note(action, campaign), changes=tuple(changes), blobs=news)
+
+        with self._committing() as append:
+            revision = append(draft)
+        return list(revision.changes) if revision else []
+
+    @contextmanager
+    def _committing(
+        self, fence: bool = False
+    ) -> Iterator[Callable[[Callable[[State], Draft | None]], Revision | None]]:
+        """The lock, the writer's generation, and the one way to append."""
+        ledger, lock = self._ledger, self._lock
+        with self._system_errors(), hold_lock(self._root / "locks", COMMIT_LOCK, lock, self._disk) as held:
+            if fence or lock.kind is LockKind.GENERATION:
+                # A lock that can be taken from its holder needs the ledger to know who holds it now.
+                ledger.append(None, lambda state: Draft(note=self._note("fence")), held.require)
+            generation = ledger.catch_up().generation
+            ledger.require_head()
+            yield lambda draft: ledger.append(generation, draft, held.require)
+
+    @contextmanager
+    def _system_errors(self) -> Iterator[None]:
+        """One line for what the system refused."""
+        try:
+            yield
+        except BaselineError:
+            raise
+        except OSError as error:
+            raise StoreError(
+                f"{error.filename or self._root}: the system refused ({error.strerror or error}); nothing "
+                "half-written "
+                "is visible, free space or mend the folder and run again"
+            ) from error
+
+    def _note(self, action: str, campaign: str = "") -> Note:
+        author = self._author
+        return Note(
+            action=action,
+            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            who=author.who or _user_name(),
+            host=self._disk.host(),
+            reason=author.reason,
+            command=author.command,
+            provenance=author.provenance,
+            campaign=campaign,
+        )
+
+
+def _entry(sample: Sample) -> Entry:
+    return Entry(
+        num_tokens=int(sample.scored.sum()),
+        num_rows=len(sample),
+        nll=sample.nll().hex(),
+        digest=sample.digest(),
+        blob=_NO_BLOB,
+        row=0,
+    )
+
+
+def _groups(samples: Iterable[tuple[Key, Sample]]) -> Iterator[list[tuple[Key, Sample]]]:
+    """Groups of as many rows as a blob may hold, each key once in a group."""
+    group: dict[Key, Sample] = {}
+    num_rows = 0
+    for key, sample in samples:
+        if group and (num_rows + len(sample) > MAX_ROWS or key in group):
+            yield list(group.items())
+            group, num_rows = {}, 0
+        group[key] = sample
+        num_rows += len(sample)
+    if group:
+        yield list(group.items())
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may run as a user without a name
+        return "unknown"
