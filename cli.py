@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from deepinfer import __version__
+from deepinfer.commands.baseline import baseline
 from deepinfer.commands.bench import bench
 from deepinfer.commands.doctor import doctor
 from deepinfer.commands.generate import generate
@@ -260,7 +261,7 @@ def compare(
     return comparison.exit_code
 
 
-for command in (generate, doctor, bench):
+for command in (generate, baseline, doctor, bench):
     main.add_command(command)
 
 

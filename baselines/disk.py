@@ -105,6 +105,11 @@ class Disk:
                 temporary.unlink()
             raise
 
+    def exists(self, path: Path) -> bool:
+        """Whether a file is there."""
+        self.before("stat", path)
+        return path.exists()
+
     def unlink(self, path: Path) -> None:
         """Remove a file, if it is there."""
         self.before("unlink", path)

@@ -16,7 +16,7 @@ class Selection:
 
     Attributes:
         sample: glob on the sample's id.
-        workload: glob on the workload's name.
+        workload: glob on the workload's name, or on the part of it before the first dot.
         platform: glob on the platform.
         model: glob on the model's name.
     """
@@ -31,7 +31,10 @@ class Selection:
         scope = key.scope
         return (
             _matches(key.sample, self.sample)
-            and _matches(scope.workload_name, self.workload)
+            and any(
+                _matches(name, self.workload)
+                for name in (scope.workload_name, scope.workload_name.partition(".")[0])
+            )
             and _matches(scope.platform, self.platform)
             and _matches(scope.model_name, self.model)
         )

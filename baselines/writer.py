@@ -18,7 +18,7 @@ from deepinfer.baselines.disk import Disk
 from deepinfer.baselines.errors import BaselineError, StoreError
 from deepinfer.baselines.key import Key
 from deepinfer.baselines.ledger import Draft, Ledger
-from deepinfer.baselines.locks import LockConfig, LockKind, hold_lock
+from deepinfer.baselines.locks import HeldLock, LockConfig, LockKind, hold_lock
 from deepinfer.baselines.pending import (
     accept_changes,
     lock_changes,
@@ -55,7 +55,7 @@ class Author:
 
 
 class _StateMovedError(Exception):
-    """Bits that agreed with the store no longer do; they need a blob after all."""
+    """The group's blob is not, or no longer, there; publish it and try again."""
 
 
 class Writer:
@@ -71,6 +71,7 @@ class Writer:
         self._disk = disk
         self._lock = replace(lock, command=lock.command or author.command)
         self._author = author
+        self._work: HeldLock | None = None
 
     def lock(self, samples: Iterable[tuple[Key, Sample]]) -> list[Change]:
         """Lock keys for the first time; keys that hold these very bits are left alone.
@@ -95,6 +96,20 @@ class Writer:
             "refresh", samples, lambda state, found: refresh_changes(state, found, campaign), campaign
         )
 
+    @contextmanager
+    def working(self, name: str) -> Iterator[None]:
+        """Keep others from the same long work inside the block; nothing is published once that is lost.
+
+        Raises:
+            LockError: somebody else does this work already.
+        """
+        with hold_lock(self._root / "locks", name, self._lock, self._disk) as held:
+            self._work = held
+            try:
+                yield
+            finally:
+                self._work = None
+
     def accept(self, keys: Sequence[Key]) -> list[Change]:
         """Lock what waits for review; the author's reason is kept."""
         return self._publish("accept", lambda state: accept_changes(state, keys))
@@ -110,8 +125,9 @@ class Writer:
     def remove_blobs(self) -> list[BlobRef]:
         """Delete the blobs that no key needs any more; every other writer in flight is fenced off.
 
-        The one operation that relies on its lock: a writer that the lock does not keep out, starting between
-        the revision and the deletion, would find its blob gone and say so.
+        The one operation that relies on its lock: a writer that the lock does not keep out could name a blob
+        in the moment between the revision here and the deletion. Prune from one machine, when nobody
+        refreshes.
         """
         removed: list[BlobRef] = []
 
@@ -200,6 +216,8 @@ class Writer:
             changes = make(state)
             if not changes:
                 return None
+            if not all(self._disk.exists(self._blobs.path(blob.digest)) for blob in blobs):
+                raise _StateMovedError  # pruned between its publication and this lock
             news = tuple(blob for blob in blobs if blob.digest not in state.blobs)
             return Draft(note=self._note(action, campaign), changes=tuple(changes), blobs=news)
 
@@ -219,7 +237,13 @@ class Writer:
                 ledger.append(None, lambda state: Draft(note=self._note("fence")), held.require)
             generation = ledger.catch_up().generation
             ledger.require_head()
-            yield lambda draft: ledger.append(generation, draft, held.require)
+
+            def still_held() -> None:
+                held.require()
+                if self._work is not None:
+                    self._work.require()
+
+            yield lambda draft: ledger.append(generation, draft, still_held)
 
     @contextmanager
     def _system_errors(self) -> Iterator[None]:
