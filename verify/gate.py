@@ -67,6 +67,42 @@ class StoreChoice:
     is_bundled: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class BaselineGate:
+    """What the baseline check of ``deepinfer verify`` works with.
+
+    Attributes:
+        store: the store.
+        is_required: missing and orphaned keys count: a store was named, or continuous integration runs.
+        plans: what is locked, and how it is scored.
+        max_z: as in `Gate`.
+        max_increase: as in `Gate`.
+    """
+
+    store: StoreChoice
+    is_required: bool = False
+    plans: tuple[ScoringPlan, ...] = BUNDLED_PLANS
+    max_z: float = Gate.max_z
+    max_increase: float = Gate.max_increase
+
+
+def baseline_gate(named: Path | None, gate: Gate, *, is_ci: bool) -> BaselineGate:
+    """The baseline check of a project."""
+    store = choose_store(named, gate)
+    return BaselineGate(
+        store=store,
+        is_required=store.is_named or is_ci,
+        plans=gate.plans,
+        max_z=gate.max_z,
+        max_increase=gate.max_increase,
+    )
+
+
+def bundled_gate() -> BaselineGate:
+    """The check of the bundled store, outside any project."""
+    return BaselineGate(store=StoreChoice(path=bundled_store_dir(), is_named=False, is_bundled=True))
+
+
 def bundled_store_dir() -> Path:
     """The store that ships with the package: strict bits of the bundled model on the bundled texts."""
     return Path(__file__).resolve().parent.parent / "baselines" / "locked"
