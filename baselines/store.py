@@ -15,6 +15,7 @@ from typing import Any
 from deepinfer.baselines.blobs import BlobFolder
 from deepinfer.baselines.canonical import Sample, as_sample
 from deepinfer.baselines.check import CheckStatus, KeyOutcome, compare_samples
+from deepinfer.baselines.committing import Author, Committer
 from deepinfer.baselines.disk import Disk
 from deepinfer.baselines.errors import (
     BaselineError,
@@ -30,7 +31,7 @@ from deepinfer.baselines.locks import LockConfig, LockKind, default_kind, requir
 from deepinfer.baselines.records import Change, Entry
 from deepinfer.baselines.state import RevisionInfo, State, entries
 from deepinfer.baselines.store_file import SCHEMA_VERSION, STORE_FILE, StoreFile, read_store_file
-from deepinfer.baselines.writer import Author, Writer
+from deepinfer.baselines.writer import Writer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +186,8 @@ class Baselines:
         lock = LockConfig(
             kind=store_file.lock_kind, timeout_s=self._options.timeout_s, stale_s=self._options.stale_s
         )
-        return Writer(self.root, self.ledger, self.blobs, self.disk, lock, author)
+        committer = Committer(self.root, self.ledger, self.disk, lock, author)
+        return Writer(committer, self.ledger, self.blobs, self.disk)
 
     def history(self) -> Iterator[tuple[RevisionInfo, tuple[Change, ...]]]:
         """Every revision from the first on with its changes, read again from the files."""

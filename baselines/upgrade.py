@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from deepinfer.baselines.committing import Author
 from deepinfer.baselines.locks import LockKind, default_kind
 from deepinfer.baselines.store import Baselines
 from deepinfer.baselines.store_file import SCHEMA_VERSION, STORE_FILE, StoreFile
-from deepinfer.baselines.writer import Author
 
 Step = Callable[[Baselines, StoreFile, LockKind | None], StoreFile]
 

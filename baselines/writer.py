@@ -5,20 +5,17 @@ The lock is held for a commit, never while a model runs, so that many machines c
 
 from __future__ import annotations
 
-import datetime
-import getpass
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from contextlib import AbstractContextManager
 
 from deepinfer.baselines.blobs import MAX_ROWS, BlobFolder, BlobRef, encode_blob
 from deepinfer.baselines.canonical import Sample
+from deepinfer.baselines.committing import Committer
 from deepinfer.baselines.disk import Disk
-from deepinfer.baselines.errors import BaselineError, StoreError
+from deepinfer.baselines.errors import BaselineError
 from deepinfer.baselines.key import Key
 from deepinfer.baselines.ledger import Draft, Ledger
-from deepinfer.baselines.locks import HeldLock, LockConfig, LockKind, hold_lock
 from deepinfer.baselines.pending import (
     accept_changes,
     lock_changes,
@@ -26,32 +23,16 @@ from deepinfer.baselines.pending import (
     reject_changes,
     remove_changes,
 )
-from deepinfer.baselines.records import Change, Entry, Note, Revision
+from deepinfer.baselines.records import Change, Entry
 from deepinfer.baselines.state import State
 
-COMMIT_LOCK = "commit"
 _NO_BLOB = ""
 _MAX_ROUNDS = 100
+_MAX_GROUP_S = 30.0
 
+Group = list[tuple[Key, Sample]]
 Found = Sequence[tuple[Key, Entry]]
 MakeChanges = Callable[[State, Found], list[Change]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Author:
-    """Who writes, why and with what.
-
-    Attributes:
-        reason: words for the history.
-        command: command line, shown to those who wait and kept in the ledger.
-        provenance: everything besides the platform that could move bits, read back where it is used.
-        who: user name; None asks the system.
-    """
-
-    reason: str = ""
-    command: str = ""
-    provenance: dict[str, str] = field(default_factory=dict)
-    who: str | None = None
 
 
 class _StateMovedError(Exception):
@@ -61,17 +42,12 @@ class _StateMovedError(Exception):
 class Writer:
     """Extends one store on behalf of one author."""
 
-    def __init__(
-        self, root: Path, ledger: Ledger, blobs: BlobFolder, disk: Disk, lock: LockConfig, author: Author
-    ) -> None:
+    def __init__(self, committer: Committer, ledger: Ledger, blobs: BlobFolder, disk: Disk) -> None:
         """Nothing is locked or written yet."""
-        self._root = root
+        self._committer = committer
         self._ledger = ledger
         self._blobs = blobs
         self._disk = disk
-        self._lock = replace(lock, command=lock.command or author.command)
-        self._author = author
-        self._work: HeldLock | None = None
 
     def lock(self, samples: Iterable[tuple[Key, Sample]]) -> list[Change]:
         """Lock keys for the first time; keys that hold these very bits are left alone.
@@ -80,35 +56,27 @@ class Writer:
             AlreadyLockedError: a key holds other bits; samples before it may have been locked.
             LockError, StoreError: nothing more was published.
         """
-        return self._publish_samples("lock", samples, lock_changes)
+        return self._publish_samples("lock", _groups(samples), lock_changes)
 
-    def refresh(self, samples: Iterable[tuple[Key, Sample]], campaign: str = "") -> list[Change]:
+    def refresh(
+        self, samples: Iterable[tuple[Key, Sample]], campaign: str = "", group_rows: int = MAX_ROWS
+    ) -> list[Change]:
         """Put bits that differ from what is locked up for review.
 
         Args:
             samples: keys and their arrays; published in groups as they come.
             campaign: a sharded refresh; keys are then noted as settled even when nothing moved.
+            group_rows: rows published at once; an interruption loses no more than that, or half a minute.
 
         Raises:
             LockError, StoreError: nothing more was published.
         """
         return self._publish_samples(
-            "refresh", samples, lambda state, found: refresh_changes(state, found, campaign), campaign
+            "refresh",
+            _groups(samples, group_rows),
+            lambda state, found: refresh_changes(state, found, campaign),
+            campaign,
         )
-
-    @contextmanager
-    def working(self, name: str) -> Iterator[None]:
-        """Keep others from the same long work inside the block; nothing is published once that is lost.
-
-        Raises:
-            LockError: somebody else does this work already.
-        """
-        with hold_lock(self._root / "locks", name, self._lock, self._disk) as held:
-            self._work = held
-            try:
-                yield
-            finally:
-                self._work = None
 
     def accept(self, keys: Sequence[Key]) -> list[Change]:
         """Lock what waits for review; the author's reason is kept."""
@@ -138,9 +106,11 @@ class Writer:
             }
             removed[:] = [blob for digest, blob in state.blobs.items() if digest not in used]
             names = tuple(blob.digest for blob in removed)
-            return Draft(note=self._note("prune"), removed_blobs=names) if removed else None
+            return Draft(note=self._committer.note("prune"), removed_blobs=names) if removed else None
 
-        with self._committing(fence=True) as append:
+        if draft(self._ledger.catch_up()) is None:
+            return []
+        with self._committer.committing(fence=True) as append:
             append(draft)
             for blob in removed:
                 self._disk.unlink(self._blobs.path(blob.digest))
@@ -148,19 +118,26 @@ class Writer:
 
     def fence(self) -> None:
         """Take a new generation: whatever another writer still has in flight is refused from now on."""
-        with self._system_errors():
-            self._ledger.append(None, lambda state: Draft(note=self._note("fence")), lambda: None)
+        self._committer.fence()
+
+    def working(self, name: str) -> AbstractContextManager[None]:
+        """Keep others from the same long work inside the block; nothing is published once that is lost.
+
+        Raises:
+            LockError: somebody else does this work already.
+        """
+        return self._committer.working(name)
 
     def append_note(self, action: str) -> None:
         """Publish a revision without changes, so that the history tells of it."""
-        with self._committing() as append:
-            append(lambda state: Draft(note=self._note(action)))
+        with self._committer.committing() as append:
+            append(lambda state: Draft(note=self._committer.note(action)))
 
     def _publish_samples(
-        self, action: str, samples: Iterable[tuple[Key, Sample]], make: MakeChanges, campaign: str = ""
+        self, action: str, groups: Iterable[Group], make: MakeChanges, campaign: str = ""
     ) -> list[Change]:
         changes: list[Change] = []
-        for group in _groups(samples):
+        for group in groups:
             for _ in range(_MAX_ROUNDS):
                 try:
                     changes += self._publish_group(action, group, make, campaign)
@@ -168,16 +145,12 @@ class Writer:
                 except _StateMovedError:
                     continue
             else:
-                raise BaselineError(
-                    f"{self._root}: other writers change the same keys all the time; run again"
-                )
+                raise BaselineError("other writers change the same keys all the time; run again")
         return changes
 
-    def _publish_group(
-        self, action: str, group: list[tuple[Key, Sample]], make: MakeChanges, campaign: str
-    ) -> list[Change]:
+    def _publish_group(self, action: str, group: Group, make: MakeChanges, campaign: str) -> list[Change]:
         """Publish one group: its blob first, outside the lock, then the revision that points into it."""
-        with self._system_errors():
+        with self._committer.system_errors():
             drafts = [(key, _entry(sample)) for key, sample in group]
             wanted = make(self._ledger.catch_up(), drafts)
             needed = {change.key for change in wanted if change.entry is not None}
@@ -219,58 +192,11 @@ class Writer:
             if not all(self._disk.exists(self._blobs.path(blob.digest)) for blob in blobs):
                 raise _StateMovedError  # pruned between its publication and this lock
             news = tuple(blob for blob in blobs if blob.digest not in state.blobs)
-            return Draft(note=self._note(action, campaign), changes=tuple(changes), blobs=news)
+            return Draft(note=self._committer.note(action, campaign), changes=tuple(changes), blobs=news)
 
-        with self._committing() as append:
+        with self._committer.committing() as append:
             revision = append(draft)
         return list(revision.changes) if revision else []
-
-    @contextmanager
-    def _committing(
-        self, fence: bool = False
-    ) -> Iterator[Callable[[Callable[[State], Draft | None]], Revision | None]]:
-        """The lock, the writer's generation, and the one way to append."""
-        ledger, lock = self._ledger, self._lock
-        with self._system_errors(), hold_lock(self._root / "locks", COMMIT_LOCK, lock, self._disk) as held:
-            if fence or lock.kind is LockKind.GENERATION:
-                # A lock that can be taken from its holder needs the ledger to know who holds it now.
-                ledger.append(None, lambda state: Draft(note=self._note("fence")), held.require)
-            generation = ledger.catch_up().generation
-            ledger.require_head()
-
-            def still_held() -> None:
-                held.require()
-                if self._work is not None:
-                    self._work.require()
-
-            yield lambda draft: ledger.append(generation, draft, still_held)
-
-    @contextmanager
-    def _system_errors(self) -> Iterator[None]:
-        """One line for what the system refused."""
-        try:
-            yield
-        except BaselineError:
-            raise
-        except OSError as error:
-            raise StoreError(
-                f"{error.filename or self._root}: the system refused ({error.strerror or error}); nothing "
-                "half-written "
-                "is visible, free space or mend the folder and run again"
-            ) from error
-
-    def _note(self, action: str, campaign: str = "") -> Note:
-        author = self._author
-        return Note(
-            action=action,
-            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            who=author.who or _user_name(),
-            host=self._disk.host(),
-            reason=author.reason,
-            command=author.command,
-            provenance=author.provenance,
-            campaign=campaign,
-        )
 
 
 def _entry(sample: Sample) -> Entry:
@@ -284,22 +210,16 @@ def _entry(sample: Sample) -> Entry:
     )
 
 
-def _groups(samples: Iterable[tuple[Key, Sample]]) -> Iterator[list[tuple[Key, Sample]]]:
-    """Groups of as many rows as a blob may hold, each key once in a group."""
+def _groups(samples: Iterable[tuple[Key, Sample]], max_rows: int = MAX_ROWS) -> Iterator[Group]:
+    """Groups of so many rows or so much time at most, each key once in a group."""
     group: dict[Key, Sample] = {}
-    num_rows = 0
+    num_rows, started_s = 0, time.monotonic()
     for key, sample in samples:
-        if group and (num_rows + len(sample) > MAX_ROWS or key in group):
+        is_late = time.monotonic() - started_s > _MAX_GROUP_S
+        if group and (num_rows + len(sample) > max_rows or key in group or is_late):
             yield list(group.items())
-            group, num_rows = {}, 0
+            group, num_rows, started_s = {}, 0, time.monotonic()
         group[key] = sample
         num_rows += len(sample)
     if group:
         yield list(group.items())
-
-
-def _user_name() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container may run as a user without a name
-        return "unknown"

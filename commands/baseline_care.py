@@ -56,8 +56,8 @@ def prune(store: Path | None, reason: str, ci: bool, as_json: bool, **options: A
 
     Run it from one machine while nobody refreshes: writers in flight are refused.
     """
+    from deepinfer.baselines.committing import Author
     from deepinfer.baselines.state import entries
-    from deepinfer.baselines.writer import Author
 
     lock = locking(*(options.pop(name) for name in ("lock_timeout", "lock_kind", "lock_stale")))
     baselines = store_to_write(store, ci, lock)
@@ -110,10 +110,10 @@ def unlock(
     store: Path | None, claim: str | None, kind: str | None, reason: str, ci: bool, as_json: bool
 ) -> None:
     """Show who holds the locks of a store; break a dead holder's claim, or change the kind of lock."""
+    from deepinfer.baselines.committing import Author
     from deepinfer.baselines.locks import LockKind, break_claim, describe_holder, strict_claims
     from deepinfer.baselines.store import LockOptions
     from deepinfer.baselines.upgrade import set_lock_kind
-    from deepinfer.baselines.writer import Author
 
     author = Author(reason=reason, command=command_line())
     if claim is None and kind is None:
@@ -169,9 +169,9 @@ def upgrade(
     lock_stale: float,
 ) -> None:
     """Bring a store of an earlier version to the newest schema; nothing that is locked changes."""
+    from deepinfer.baselines.committing import Author
     from deepinfer.baselines.locks import LockKind
     from deepinfer.baselines.upgrade import upgrade_store
-    from deepinfer.baselines.writer import Author
 
     baselines = store_to_write(store, ci, locking(lock_timeout, lock_kind, lock_stale))
     kind = None if lock_kind is None else LockKind(lock_kind)

@@ -201,7 +201,7 @@ def _decide(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
-    from deepinfer.baselines.writer import Author
+    from deepinfer.baselines.committing import Author
 
     lock = locking(*(options.pop(name) for name in ("lock_timeout", "lock_kind", "lock_stale")))
     baselines = store_to_write(store, ci, lock)

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepinfer.baselines.blobs import MAX_ROWS
 from deepinfer.baselines.check import CheckStatus, KeyOutcome, worst_exit_code
+from deepinfer.baselines.committing import Author
 from deepinfer.baselines.key import Key
 from deepinfer.baselines.records import Change
 from deepinfer.baselines.selection import Selection, shard_of
 from deepinfer.baselines.store import Baselines
-from deepinfer.baselines.writer import Author
 from deepinfer.engine.errors import InputError
 from deepinfer.eval.baseline_scores import lockable, score_samples
 from deepinfer.eval.engines.protocol import Scorer
@@ -183,6 +184,7 @@ def refresh_samples(
     author: Author,
     shard: Shard,
     progress: Progress = ignore_progress,
+    group_rows: int = MAX_ROWS,
 ) -> WriteReport:
     """Score a shard's samples and put what differs from the locked bits up for review.
 
@@ -197,7 +199,8 @@ def refresh_samples(
     mine = [item for index, item in enumerate(planned) if shard_of(index, (shard.index, shard.count))]
     todo = [item for item in mine if item.key not in settled]
     with writer.working(f"refresh-{shard.index}-of-{shard.count}"):
-        changes = writer.refresh(lockable(score_samples(scorer, todo, progress)), shard.campaign)
+        scores = lockable(score_samples(scorer, todo, progress))
+        changes = writer.refresh(scores, shard.campaign, group_rows)
     waiting = store.state()
     pending = [str(item.key) for item in mine if waiting.pending_entry(item.key)]
     return WriteReport(
