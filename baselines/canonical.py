@@ -65,8 +65,9 @@ class Sample:
         return total.hexdigest()
 
     def nll(self) -> float:
-        """Nats over the scored positions, correctly rounded whatever their order."""
-        return -math.fsum(self.logprobs[self.scored].astype(np.float64).tolist()) + 0.0
+        """Nats over the scored positions, correctly rounded; NaN if one of them is not finite."""
+        scored = self.logprobs[self.scored]
+        return 0.0 - math.fsum(scored.tolist()) if np.isfinite(scored).all() else math.nan
 
 
 def little_endian(column: npt.NDArray[Any]) -> memoryview:

@@ -8,9 +8,6 @@ fences the old holder off.
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ from filelock import FileLock, SoftFileLockProtocolError, SoftReadWriteLock, Str
 
 from deepinfer.baselines.disk import Disk
 from deepinfer.baselines.errors import LockError, LockLostError
+from deepinfer.baselines.holders import HolderNote, describe_holder
 from deepinfer.baselines.mounts import MountKind, mount_kind
 
 
@@ -47,6 +45,11 @@ class LockConfig:
     timeout_s: float = 60.0
     stale_s: float = 90.0
     command: str = ""
+
+
+def lock_path(folder: Path, name: str, kind: LockKind) -> Path:
+    """Where a lock lies; kinds do not share a file, so that a store can change from one to another."""
+    return folder / f"{name}.{kind}"
 
 
 def default_kind(folder: Path) -> LockKind:
@@ -90,13 +93,13 @@ def hold_lock(folder: Path, name: str, config: LockConfig, disk: Disk) -> Iterat
         LockError: timed out, naming the holder, its host, its age and what to do; or the system has no such
             lock.
     """
-    path = folder / name
+    path = lock_path(folder, name, config.kind)
     try:
         disk.make_folder(folder)
         disk.before("lock", path)
     except OSError as error:
         raise LockError(f"{path}: cannot be locked ({error.strerror or error}); check the mount") from error
-    note = _HolderNote(path, config, disk)
+    note = HolderNote(path, config.command, disk)
     take = {
         LockKind.KERNEL: _hold_kernel,
         LockKind.STRICT: _hold_strict,
@@ -134,48 +137,6 @@ def describe_wait(path: Path, config: LockConfig) -> str:
     return f"{path}: not free after {config.timeout_s:g} s, held by {describe_holder(path)}; {advice}"
 
 
-def describe_holder(path: Path) -> str:
-    """Who holds a lock, as far as the note beside it tells."""
-    try:
-        members = json.loads(_note_path(path).read_bytes())
-        age_s = max(0.0, time.time() - members["since"])
-        return (
-            f"pid {members['pid']} on {members['host']} for {age_s:.0f} s"
-            f"{' (' + members['command'] + ')' if members['command'] else ''}"
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return "an unknown process (no note beside the lock)"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One claim on a strict soft lock."""
-
-    name: str
-    state: str
-    pid: int
-    host: str
-
-
-def strict_claims(path: Path) -> list[Claim]:
-    """Claims on a strict soft lock; none for locks of another kind."""
-    if not Path(f"{path}.filelock").is_dir():
-        return []
-    claims = StrictSoftFileLock(path).claims
-    return [Claim(claim.name, claim.state, claim.pid, claim.hostname) for claim in claims]
-
-
-def break_claim(path: Path, name: str) -> None:
-    """Break one claim of a strict soft lock; the caller fences its holder off in the ledger.
-
-    Raises:
-        LockError: there is no such claim.
-    """
-    if name not in {claim.name for claim in strict_claims(path)}:
-        raise LockError(f"{path}: has no claim {name!r}; look with 'deepinfer baseline unlock'")
-    StrictSoftFileLock(path).force_break(name)
-
-
 @contextmanager
 def _hold_kernel(path: Path, config: LockConfig) -> Iterator[HeldLock]:
     with FileLock(path, timeout=config.timeout_s, poll_interval=0.01, fallback_to_soft=False):
@@ -209,29 +170,3 @@ def _hold_generation(path: Path, config: LockConfig) -> Iterator[HeldLock]:
             yield HeldLock(compromise)
     finally:
         lock.close()
-
-
-class _HolderNote:
-    """A note beside a lock, for those who wait; nothing depends on it."""
-
-    def __init__(self, path: Path, config: LockConfig, disk: Disk) -> None:
-        self._path = _note_path(path)
-        self._members = {
-            "pid": os.getpid(),
-            "host": disk.host(),
-            "since": time.time(),
-            "command": config.command,
-        }
-
-    def write(self) -> None:
-        with suppress(OSError):
-            self._path.write_text(json.dumps(self._members), encoding="utf-8")
-
-    def remove(self) -> None:
-        with suppress(OSError, ValueError):
-            if json.loads(self._path.read_bytes()) == self._members:
-                self._path.unlink()
-
-
-def _note_path(path: Path) -> Path:
-    return path.with_name(path.name + ".holder")

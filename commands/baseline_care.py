@@ -111,7 +111,8 @@ def unlock(
 ) -> None:
     """Show who holds the locks of a store; break a dead holder's claim, or change the kind of lock."""
     from deepinfer.baselines.committing import Author
-    from deepinfer.baselines.locks import LockKind, break_claim, describe_holder, strict_claims
+    from deepinfer.baselines.holders import break_claim, list_locks
+    from deepinfer.baselines.locks import LockKind
     from deepinfer.baselines.store import LockOptions
     from deepinfer.baselines.upgrade import set_lock_kind
 
@@ -121,34 +122,28 @@ def unlock(
     else:
         baselines = store_to_write(store, ci, LockOptions())
     folder = baselines.root / "locks"
-    names = sorted(
-        {
-            path.name.removesuffix(".holder").removesuffix(".filelock").removesuffix(".rw")
-            for path in folder.glob("*")
-        }
-    )
-    claims = {name: strict_claims(folder / name) for name in names}
     if claim is not None:
-        owner = next((name for name, found in claims.items() if claim in {c.name for c in found}), "commit")
-        break_claim(folder / owner, claim)
+        owner = [view.path for view in list_locks(folder) if claim in {found.name for found in view.claims}]
+        break_claim(owner[0] if owner else folder, claim)
         baselines.writer(author).fence()
     if kind is not None:
         set_lock_kind(baselines, author, LockKind(kind))
-    records = [
-        {
-            "lock": name,
-            "holder": describe_holder(folder / name) if (folder / f"{name}.holder").exists() else None,
-            "claims": [found.__dict__ for found in claims[name]],
-        }
-        for name in names
-    ]
     used = baselines.require_store().lock_kind
+    views = list_locks(folder)
     if as_json:
+        records = [
+            {
+                "lock": view.path.name,
+                "holder": view.holder,
+                "claims": [found.__dict__ for found in view.claims],
+            }
+            for view in views
+        ]
         click.echo(json.dumps({"kind": used and used.value, "locks": records, "broken": claim}, indent=2))
         return
-    for record in records:
-        click.echo(f"{record['lock']}: {record['holder'] or 'free'}")
-        for found in claims[str(record["lock"])]:
+    for view in views:
+        click.echo(f"{view.path.name}: {view.holder or 'free, as far as the note beside it tells'}")
+        for found in view.claims:
             click.echo(f"  claim {found.name} ({found.state}): pid {found.pid} on {found.host}")
     click.echo(f"{baselines.root}: {used or 'unknown'} locks" + (f", broke {claim}" if claim else ""))
 
