@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,10 +71,11 @@ class Sample:
         return 0.0 - math.fsum(scored.tolist()) if np.isfinite(scored).all() else math.nan
 
 
-def little_endian(column: npt.NDArray[Any]) -> memoryview:
-    """The column's bytes in little-endian order, without a copy where they are that already."""
-    form = column.dtype.newbyteorder("<")
-    return np.ascontiguousarray(column.astype(form, copy=False)).data.cast("B")
+def little_endian(column: npt.NDArray[Any]) -> bytes:
+    """The column's bytes in little-endian order."""
+    if sys.byteorder == "little":
+        return column.tobytes()
+    return column.astype(column.dtype.newbyteorder("<")).tobytes()
 
 
 def as_sample(token_ids: Any, logprobs: Any, scored: Any = None) -> Sample:
@@ -90,11 +92,13 @@ def as_sample(token_ids: Any, logprobs: Any, scored: Any = None) -> Sample:
         NonFiniteLogprobError: a scored value is NaN or infinite.
     """
     ids = np.asarray(token_ids)
-    if ids.ndim != 1 or not len(ids) or not np.issubdtype(ids.dtype, np.integer):
+    if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
         raise InvalidSampleError(f"token ids of shape {ids.shape} and type {ids.dtype}: give [S] integers")
-    if ids.min() < _ID_RANGE.min or ids.max() > _ID_RANGE.max:
+    if ids.dtype != np.int32 and (ids.min() < _ID_RANGE.min or ids.max() > _ID_RANGE.max):
         raise InvalidSampleError(f"token ids from {ids.min()} to {ids.max()}: they must fit int32")
     values = _as_float32(np.asarray(logprobs))
+    if scored is None and values.shape == ids.shape and np.isfinite(values).all():
+        return Sample(token_ids=ids.astype(np.int32, copy=False), logprobs=values)
     mask = values.view(np.uint32) != HOLE_BITS if scored is None else np.asarray(scored, dtype=np.bool_)
     if values.shape != ids.shape or mask.shape != ids.shape:
         raise InvalidSampleError(

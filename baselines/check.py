@@ -102,12 +102,15 @@ def compare_samples(
 ) -> KeyOutcome:
     """Compare row by row, as bits."""
     common = min(len(locked), len(present))
+    if (
+        locked.token_ids.tobytes() == present.token_ids.tobytes()
+        and locked.logprobs.tobytes() == present.logprobs.tobytes()
+    ):
+        return KeyOutcome(key=key, status=CheckStatus.SAME, num_rows=common)
     differs = (locked.token_ids[:common] != present.token_ids[:common]) | (
         locked.bits[:common] != present.bits[:common]
     )
     num_different = int(np.count_nonzero(differs)) + abs(len(locked) - len(present))
-    if not num_different:
-        return KeyOutcome(key=key, status=CheckStatus.SAME, num_rows=common)
     position = int(np.argmax(differs)) if differs.any() else common
     first = _describe_row(locked, present, position)
     max_ulp = int(ulp_distance(locked.logprobs[:common], present.logprobs[:common]).max(initial=0))
