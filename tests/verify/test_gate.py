@@ -47,7 +47,8 @@ def test_the_gate_is_read_from_either_file(project: Path, name: str) -> None:
     array = f"[[{prefix}.workloads]]" if prefix else "[[workloads]]"
     (project / name).write_text(
         f'{header}store = "locked"\nchecks = ["baselines"]\nmax_z = 4\n'
-        f'{array}\nworkload = "code"\nmax_tokens = 64\n{array}\nworkload = "mine.jsonl"\npolicy = "disjoint:128"\n'
+        f'{array}\nworkload = "code"\nmax_tokens = 64\n{array}\nworkload = "mine.jsonl"\n'
+        'policy = "disjoint:128"\n'
     )
     gate = load_gate(project / "deep" / "down")
     assert (gate.store, gate.checks, gate.max_z) == (project / "locked", ("baselines",), 4.0)
