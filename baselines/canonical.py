@@ -59,11 +59,9 @@ class Sample:
 
     def digest(self) -> str:
         """Hex sha256 over token ids and log-probability bits: equal exactly when every bit is."""
-        total = hashlib.sha256(_SAMPLE_FORM)
-        total.update(len(self).to_bytes(8, "little"))
-        total.update(little_endian(self.token_ids))
-        total.update(little_endian(self.bits))
-        return total.hexdigest()
+        length = len(self.token_ids).to_bytes(8, "little")
+        columns = little_endian(self.token_ids), little_endian(self.logprobs)
+        return hashlib.sha256(b"".join((_SAMPLE_FORM, length, *columns))).hexdigest()
 
     def nll(self) -> float:
         """Nats over the scored positions, correctly rounded; NaN if one of them is not finite."""

@@ -56,7 +56,7 @@ class TokenDifference:
     ulp: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KeyOutcome:
     """What a check found for one key.
 

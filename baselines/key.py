@@ -59,6 +59,10 @@ class Scope:
         model = f"{self.model_name}~{self.model_digest[:_SHORT]}"
         return f"{self.platform}/{self.profile}/{model}/{self.workload_name}~{self.workload_digest[:_SHORT]}"
 
+    def __hash__(self) -> int:
+        """Of one digest only: a string keeps its hash, and a store looks scopes up for every sample."""
+        return hash(self.workload_digest)
+
     @property
     def family(self) -> tuple[str, str, str, str]:
         """What stays the same when a text or a checkpoint changes; orphans are looked for within it."""

@@ -8,10 +8,12 @@ HEAD is a hint and an anchor: the files are the truth, HEAD shows when the newes
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,8 +77,9 @@ class Ledger:
         Raises:
             DamagedError: a revision is not what was published, or HEAD names one that is gone.
         """
-        for _ in self.revisions():
-            pass
+        with _collector_paused():
+            for _ in self.revisions():
+                pass
         return self.state
 
     def revisions(self) -> Iterator[Revision]:
@@ -210,6 +213,18 @@ class Ledger:
         except (ValueError, KeyError, TypeError, IndexError) as error:
             self._damage = DamagedError(str(path), f"is not a revision ({error})")
         raise self._damage
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Reading makes a great many small objects and no cycles; looking for some doubled its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def describe_writer(note: Note) -> str:

@@ -213,9 +213,11 @@ def decode_revision(content: bytes, number: int, previous_hash: str) -> Revision
         raise BadLineError(1, f"is not revision {number} of {LEDGER_FORMAT}")
     scopes = [Scope.from_dict(members) for members in header["scopes"]]
     blobs: list[str] = header["entry_blobs"]
-    changes = []
+    records = []
     for record, last_hash in lines:  # noqa: B007 - the last hash is wanted after the loop
-        members = json.loads(record)
+        records.append(record)
+    changes = []
+    for members in json.loads(b"[" + b",".join(records) + b"]"):  # at once: half the time of line by line
         entry = None
         if "digest" in members:
             entry = Entry(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from deepinfer.baselines.blobs import BlobRef
 from deepinfer.baselines.key import Key, Scope
-from deepinfer.baselines.records import GENESIS, Entry, Note, Revision
+from deepinfer.baselines.records import GENESIS, Change, Entry, Note, Revision
 
 MAX_CAMPAIGNS = 8
 """Sharded refreshes whose progress is remembered; older ones are over."""
@@ -82,10 +82,17 @@ class State:
         for digest in revision.removed_blobs:
             self.blobs.pop(digest, None)
         settled = self._settled_by(revision.note.campaign)
-        for kind, key, entry in revision.changes:
-            self._apply_change(kind, key, entry)
+        scope: Scope | None = None
+        locked: dict[str, Entry] = {}
+        pending: dict[str, Entry] = {}
+        for change in revision.changes:
+            if change.key.scope is not scope:
+                scope = change.key.scope
+                locked = self.locked.setdefault(scope, {})
+                pending = self.pending.setdefault(scope, {})
+            self._apply_change(change, locked, pending)
             if settled is not None:
-                settled.add(key)
+                settled.add(change.key)
         self.generation = revision.generation
         self.revisions.append(
             RevisionInfo(
@@ -105,9 +112,9 @@ class State:
             del self.campaigns[next(iter(self.campaigns))]
         return settled
 
-    def _apply_change(self, kind: str, key: Key, entry: Entry | None) -> None:
-        locked = self.locked.setdefault(key.scope, {})
-        pending = self.pending.setdefault(key.scope, {})
+    def _apply_change(self, change: Change, locked: dict[str, Entry], pending: dict[str, Entry]) -> None:
+        """Fold one change into the tables of its scope."""
+        kind, key, entry = change
         if (entry is not None) != (kind in ("lock", "pending", "accept")):
             raise ValueError(f"{kind} of {key} must {'' if entry is None else 'not '}have an entry")
         if entry is not None and entry.blob not in self.blobs:

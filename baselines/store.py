@@ -143,8 +143,10 @@ class Baselines:
         ref = self.ledger.state.blobs.get(entry.blob)
         if ref is None:
             raise DamagedError(str(self.blobs.path(entry.blob)), f"was pruned, and {key} still needs it")
-        with self._reading():
+        try:
             found = self.blobs.rows(ref, entry.row, entry.num_rows)
+        except OSError as error:
+            raise self._refused(error) from error
         if found.digest() != entry.digest:
             raise DamagedError(str(key), "its rows do not have the digest that was locked")
         return found
@@ -222,7 +224,8 @@ class Baselines:
         except BaselineError:
             raise
         except OSError as error:
-            raise StoreError(
-                f"{error.filename or self.root}: the system refused ({error.strerror or error}); check the "
-                "folder"
-            ) from error
+            raise self._refused(error) from error
+
+    def _refused(self, error: OSError) -> StoreError:
+        where = error.filename or self.root
+        return StoreError(f"{where}: the system refused ({error.strerror or error}); check the folder")
