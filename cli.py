@@ -12,6 +12,8 @@ from typing import Any
 import click
 
 from deepinfer import __version__
+from deepinfer.commands.baseline import baseline
+from deepinfer.commands.baseline_options import ci_option, store_option
 from deepinfer.commands.bench import bench
 from deepinfer.commands.doctor import doctor
 from deepinfer.commands.generate import generate
@@ -73,6 +75,8 @@ def inspect(model: Path | None, as_json: bool) -> None:
     type=click.Choice(["metadata", "logprobs", "confidence"]),
     help="Run the YOCO equivalence of this depth only; metadata runs no model.",
 )
+@store_option
+@ci_option
 @click.option("--list", "list_only", is_flag=True, help="Explain each check and stop.")
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write a JUnit file.")
 @click.option(
@@ -88,6 +92,8 @@ def verify(
     threads: int | None,
     checks: tuple[str, ...],
     tier: str | None,
+    store: Path | None,
+    ci: bool,
     list_only: bool,
     junit: Path | None,
     summary: Path | None,
@@ -97,7 +103,7 @@ def verify(
 
     Exit codes: 0 same, 1 different, 2 usage, 3 unlocked, 4 lock, 5 inconclusive, 130 interrupted.
     """
-    from deepinfer.verify import report, runner
+    from deepinfer.verify import gate, report, runner
 
     if list_only:
         listing = runner.describe_checks()
@@ -105,7 +111,14 @@ def verify(
         return 0
     report.require_folders(junit, summary)
     engine = EngineConfig(profile=Profile(profile), num_threads=threads)
-    plan = runner.VerifyConfig(model=model, engine=engine, checks=checks, tier=tier)
+    project = gate.load_gate(Path.cwd())
+    plan = runner.VerifyConfig(
+        model=model,
+        engine=engine,
+        checks=checks or (project.checks if tier is None else ()),
+        tier=tier,
+        baselines=gate.baseline_gate(store, project, is_ci=ci),
+    )
     with progress_display() as progress:
         verdict = runner.run_verify(plan, progress)
     click.echo(report.render_json(verdict) if as_json else report.render_text(verdict))
@@ -260,7 +273,7 @@ def compare(
     return comparison.exit_code
 
 
-for command in (generate, doctor, bench):
+for command in (generate, baseline, doctor, bench):
     main.add_command(command)
 
 

@@ -14,20 +14,51 @@ if TYPE_CHECKING:
     from deepinfer.verify.doctor import Diagnosis
 
 
-@click.command(epilog=example("deepinfer doctor", "deepinfer doctor --warm --json"))
+@click.command(epilog=example("deepinfer doctor", "deepinfer doctor --lock-dir .", "deepinfer doctor --warm"))
 @model_option
+@click.option(
+    "--lock-dir",
+    "lock_dirs",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    multiple=True,
+    help="Only probe, with several processes, what may be trusted on this mount; twice for two mounts.",
+)
 @click.option("--warm", is_flag=True, help="Load the model and time the first use of the kernels.")
 @engine_options
 @json_option
-def doctor(model: Path | None, warm: bool, as_json: bool, **engine: Any) -> None:
-    """Print the machine, the compiled kernels, the promise, and the bytes of the caches.
+def doctor(
+    model: Path | None, warm: bool, as_json: bool, lock_dirs: tuple[Path, ...], **engine: Any
+) -> int | None:
+    """Print the machine, its platform and provenance, the promise, and the bytes of the caches.
 
-    Without --warm no weight is loaded: a config.json alone is enough.
+    Without --warm no weight is loaded: a config.json alone is enough. With --lock-dir the exit code is 4
+    when a store could not trust its lock there.
     """
+    if lock_dirs:
+        return _probe(lock_dirs, as_json)
     from deepinfer.verify.doctor import examine
 
     found = examine(model, engine_config(**engine), warm=warm)
     click.echo(json.dumps(found.to_dict(), indent=2) if as_json else render(found))
+    return None
+
+
+def _probe(folders: tuple[Path, ...], as_json: bool) -> int:
+    from dataclasses import asdict
+
+    from deepinfer.baselines.lock_probe import probe_locks
+    from deepinfer.eval.report import render_table
+
+    found = probe_locks(folders)
+    if as_json:
+        click.echo(json.dumps({"exit_code": found.exit_code, **asdict(found)}, indent=2))
+        return found.exit_code
+    rows = [[r.name, "trusted" if r.is_trusted else "NOT TRUSTED", r.detail] for r in found.results]
+    click.echo("\n".join(render_table(["lock", "verdict", "what was seen"], rows, text_columns=3)))
+    click.echo(
+        f"{found.folder}: file system {found.file_system or 'unknown'}; a store would use {found.chosen}"
+    )
+    return found.exit_code
 
 
 def render(found: Diagnosis) -> str:
@@ -44,6 +75,8 @@ def _platform(found: Diagnosis) -> list[str]:
         f"platform   {found.processor}, {found.environment['machine']} {found.environment['system']}, "
         f"{found.num_threads} threads, vectors of {kernels.vector_lanes} floats",
         f"versions   python {found.environment['python']} {packages}",
+        f"baselines  {', '.join(f'{name} -> {value}' for name, value in found.platforms.items())}",
+        "provenance " + " ".join(f"{name}={value[:40]}" for name, value in sorted(found.provenance.items())),
         f"kernels    {kernels.digest[:16]}, {kernels.num_cached} compiled in {kernels.cache_folder}",
     ]
     if found.warm is not None:

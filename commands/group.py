@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from deepinfer.baselines.errors import BaselineError
 from deepinfer.engine.errors import DeepInferError
 
 EXIT_USAGE = 2
@@ -78,7 +79,7 @@ def describe_click_error(error: click.ClickException) -> str:
 
 def describe_error(error: Exception) -> tuple[str, int]:
     """One line and an exit code for an exception that reached the command line."""
-    if isinstance(error, DeepInferError):
+    if isinstance(error, DeepInferError | BaselineError):
         return str(error), error.exit_code
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""

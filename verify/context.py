@@ -10,6 +10,8 @@ from typing import Any
 
 from deepinfer.engine.api import EngineConfig, RequestFailure, ScoreRequest, ScoreResult
 from deepinfer.engine.model_config import ModelConfig
+from deepinfer.eval.engines.protocol import Scorer
+from deepinfer.verify.gate import bundled_gate
 from deepinfer.verify.subject import PlanRows, Sample, Subject, SubjectFactory
 
 # Different lengths, none a multiple of another: they end inside windows, tiles and compression groups.
@@ -26,6 +28,8 @@ class CheckContext:
         engine: the configuration that is verified; checks vary it along their axis.
         reference_dir: reference outputs of this very model, or None.
         plan_rows: the engine's planning of truncated prefill for this model.
+        open_scorer: the engine as configured, as the evaluation sees it; None for an engine without one.
+        baseline_gate: which baselines are checked, and whether they must exist; the runner sets it.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class CheckContext:
         model_name: str,
         load_documents: Callable[[], Sequence[Sample]],
         reference_dir: Path | None,
+        open_scorer: Callable[[], Scorer] | None = None,
     ) -> None:
         """Nothing is opened yet."""
         self.model = model
@@ -46,6 +51,8 @@ class CheckContext:
         self._load_documents = load_documents
         self.reference_dir = reference_dir
         self.plan_rows = plan_rows
+        self.open_scorer = open_scorer
+        self.baseline_gate = bundled_gate()
         self._open_subject = open_subject
         self._varied: dict[EngineConfig, Subject] = {}
 

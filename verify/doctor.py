@@ -22,6 +22,7 @@ from deepinfer.engine.cache.footprint import RELEASED, ByteFormulas, Footprint, 
 from deepinfer.engine.config import load_model_config
 from deepinfer.engine.torch_threads import kernel_threads
 from deepinfer.eval.environment import describe_environment, processor_name
+from deepinfer.eval.provenance import platform_of, provenance_of
 from deepinfer.verify.promise import Clause, clauses
 
 _REQUEST_LENGTHS = (1024, 8192)
@@ -69,6 +70,8 @@ class Diagnosis:
         environment: versions and machine.
         processor: its name, where the system tells it.
         num_threads: threads that the kernels would use.
+        platforms: profile -> platform of its baselines: what its bits may depend on.
+        provenance: everything else in use that could move bits, as baselines record it.
         kernels: compiled kernels.
         engine: the configuration asked about.
         model: name of the checkpoint folder.
@@ -82,6 +85,8 @@ class Diagnosis:
     environment: Mapping[str, Any]
     processor: str
     num_threads: int
+    platforms: Mapping[Profile, str]
+    provenance: Mapping[str, str]
     kernels: KernelFacts
     engine: EngineConfig
     model: str
@@ -95,6 +100,8 @@ class Diagnosis:
         """JSON values."""
         return {
             "environment": {**self.environment, "processor": self.processor},
+            "platforms": {profile.value: name for profile, name in self.platforms.items()},
+            "provenance": dict(self.provenance),
             "kernels": {**asdict(self.kernels), "cache_folder": str(self.kernels.cache_folder)},
             "configuration": {**asdict(self.engine), "num_threads": self.num_threads},
             "model": self.model,
@@ -132,6 +139,8 @@ def examine(model: Path | None, engine: EngineConfig, *, warm: bool = False) -> 
         environment=describe_environment(),
         processor=processor_name(),
         num_threads=kernel_threads(engine),
+        platforms={profile: platform_of(replace(engine, profile=profile)) for profile in Profile},
+        provenance=provenance_of(engine),
         kernels=_kernel_facts(),
         engine=engine,
         model=folder.name if folder.is_dir() else str(folder),

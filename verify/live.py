@@ -14,6 +14,7 @@ from deepinfer.engine.config import load_model_config
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.prefill import prefill_rule, visible_entries
 from deepinfer.engine.step_plan import Chunk, blocks_for, plan_step
+from deepinfer.eval.engines.protocol import Scorer
 from deepinfer.eval.tokenizer import TextTokenizer
 from deepinfer.eval.workload import BUNDLED_WORKLOADS, load_workload
 from deepinfer.verify.context import CheckContext
@@ -92,6 +93,12 @@ def open_context(model_dir: Path | None, engine: EngineConfig) -> CheckContext:
         opened.insert(0, LLM(folder, config))
         return opened[0]
 
+    def open_scorer() -> Scorer:
+        from deepinfer.eval.engines.native import NativeScorer  # brings torch too
+
+        open_subject(engine)
+        return NativeScorer.over(opened[0].with_config(engine))
+
     references = folder / "reference"
     return CheckContext(
         model=model,
@@ -100,5 +107,6 @@ def open_context(model_dir: Path | None, engine: EngineConfig) -> CheckContext:
         open_subject=open_subject,
         plan_rows=plan_rows_of(model),
         load_documents=lambda: bundled_documents(folder, model),
+        open_scorer=open_scorer,
         reference_dir=references if (references / "manifest.json").is_file() else None,
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from deepinfer.verify.result import CheckResult, Status, Verdict
+from deepinfer.verify.result import Status, Verdict
 
 FORMAT_VERSION = 1
 
@@ -29,17 +29,22 @@ def render_json(verdict: Verdict) -> str:
 
 
 def render_junit(verdict: Verdict) -> str:
-    """One test case per check. What did not run is an error, not a skip: most readers show skips as green."""
-    failures = [result for result in verdict.results if result.status is Status.DIFFERENT]
-    errors = [result for result in verdict.results if _is_error(result)]
-    skips = [result for result in verdict.results if result.status is Status.NOT_APPLICABLE]
+    """One test case per check and per case of a check.
+
+    What did not run is an error, not a skip: most readers show skips as green.
+    """
+    cases = [case for result in verdict.results for case in result.cases]
+    statuses = [*(result.status for result in verdict.results), *(case.status for case in cases)]
+    failures = statuses.count(Status.DIFFERENT)
+    errors = sum(_is_error(status) for status in statuses)
+    skips = statuses.count(Status.NOT_APPLICABLE)
     suite = ElementTree.Element(
         "testsuite",
         name="deepinfer verify",
-        tests=str(len(verdict.results)),
-        failures=str(len(failures)),
-        errors=str(len(errors)),
-        skipped=str(len(skips)),
+        tests=str(len(statuses)),
+        failures=str(failures),
+        errors=str(errors),
+        skipped=str(skips),
         time=f"{verdict.seconds:.3f}",
     )
     for result in verdict.results:
@@ -50,13 +55,12 @@ def render_junit(verdict: Verdict) -> str:
             name=result.name,
             time=f"{result.seconds:.3f}",
         )
-        tag = {Status.DIFFERENT: "failure", Status.NOT_APPLICABLE: "skipped"}.get(result.status)
-        if tag is None and _is_error(result):
-            tag = "error"
-        if tag is None:
-            ElementTree.SubElement(case, "system-out").text = _printable(result.detail)
-        else:
-            ElementTree.SubElement(case, tag, message=_printable(result.detail), type=result.status.value)
+        _add_outcome(case, result.status, result.detail)
+    for item in cases:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=_printable(item.group), name=_printable(item.name)
+        )
+        _add_outcome(case, item.status, item.detail)
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -79,8 +83,18 @@ def render_markdown(verdict: Verdict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_error(result: CheckResult) -> bool:
-    return result.status in {Status.SKIPPED, Status.INCONCLUSIVE, Status.UNLOCKED}
+def _add_outcome(case: ElementTree.Element, status: Status, detail: str) -> None:
+    tag = {Status.DIFFERENT: "failure", Status.NOT_APPLICABLE: "skipped"}.get(status)
+    if tag is None and _is_error(status):
+        tag = "error"
+    if tag is not None:
+        ElementTree.SubElement(case, tag, message=_printable(detail), type=status.value)
+    elif detail:
+        ElementTree.SubElement(case, "system-out").text = _printable(detail)
+
+
+def _is_error(status: Status) -> bool:
+    return status in {Status.SKIPPED, Status.INCONCLUSIVE, Status.UNLOCKED}
 
 
 def _cell(text: str) -> str:

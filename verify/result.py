@@ -66,6 +66,23 @@ class LocatedDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Case:
+    """One of the things that a check looked at, for reports that list them.
+
+    Attributes:
+        group: what it belongs to.
+        name: its name within the group.
+        status: its outcome.
+        detail: one line for a person; empty when there is nothing to say.
+    """
+
+    group: str
+    name: str
+    status: Status
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckResult:
     """What one check found.
 
@@ -78,6 +95,7 @@ class CheckResult:
         difference: the first difference, if there is one.
         num_different: arrays that differ.
         figures: numbers worth reporting that decide nothing.
+        cases: one entry a thing, where a check has many that reports list; they decide nothing by themselves.
         seconds: wall time.
     """
 
@@ -89,6 +107,7 @@ class CheckResult:
     difference: LocatedDifference | None = None
     num_different: int = 0
     figures: dict[str, float] = field(default_factory=dict)
+    cases: tuple[Case, ...] = ()
     seconds: float = 0.0
 
     def __post_init__(self) -> None:

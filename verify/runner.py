@@ -15,6 +15,7 @@ from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.errors import ConfigError, DeepInferError, NonFiniteError
 from deepinfer.verify.check import Check
 from deepinfer.verify.checks import (
+    baselines,
     batch,
     nonfinite,
     reference,
@@ -25,6 +26,7 @@ from deepinfer.verify.checks import (
     yoco_metadata,
 )
 from deepinfer.verify.context import CheckContext, full_requests
+from deepinfer.verify.gate import BaselineGate, bundled_gate
 from deepinfer.verify.live import open_context
 from deepinfer.verify.report import listing_records
 from deepinfer.verify.result import CheckResult, Status, Verdict
@@ -40,10 +42,7 @@ CHECKS: tuple[Check, ...] = (
     yoco_metadata.CHECK,
     yoco.CHECK,
     yoco_draft.CHECK,
-)
-NO_BASELINES = (
-    "baselines: none locked (this version has no command that locks them), "
-    "so drift from an earlier version is NOT checked"
+    baselines.CHECK,
 )
 
 Progress = Callable[[str, int, int], None]
@@ -58,12 +57,14 @@ class VerifyConfig:
         engine: the configuration whose promise is checked.
         checks: names of the checks to run; empty runs all.
         tier: run the YOCO check of this tier only.
+        baselines: which baselines are checked, and whether they must exist.
     """
 
     model: Path | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     checks: tuple[str, ...] = ()
     tier: str | None = None
+    baselines: BaselineGate = field(default_factory=bundled_gate)
 
 
 def describe_checks() -> list[dict[str, str | bool | None]]:
@@ -111,7 +112,8 @@ def run_verify(
     checks = select_checks(config)
     started_s = time.perf_counter()
     context = open_context(config.model, config.engine)
-    notes = [NO_BASELINES]
+    context.baseline_gate = config.baselines
+    notes: list[str] = []
     if any(check.needs_model for check in checks):
         progress("loading the model", 0, len(checks))
         with suppress(NonFiniteError):  # a verdict, which the first check will reach

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from deepinfer.engine.api import (
     EngineConfig,
@@ -25,6 +26,13 @@ class NativeScorer:
     def __init__(self, model: Path | None = None, config: EngineConfig | None = None) -> None:
         """Load the checkpoint in folder ``model``, or the bundled one when it is None."""
         self._llm = LLM(model, config or EngineConfig())
+
+    @classmethod
+    def over(cls, llm: LLM) -> Self:
+        """A scorer on a model that is loaded already."""
+        scorer = cls.__new__(cls)
+        scorer._llm = llm
+        return scorer
 
     @property
     def config(self) -> EngineConfig:
