@@ -10,7 +10,10 @@ from typing import Any
 
 from deepinfer.engine.api import EngineConfig, RequestFailure, ScoreRequest, ScoreResult
 from deepinfer.engine.model_config import ModelConfig
+from deepinfer.verify.case import Answer, Ask, Place, Trial
+from deepinfer.verify.size import Size
 from deepinfer.verify.subject import PlanRows, Sample, Subject, SubjectFactory
+from deepinfer.verify.trial_run import TrialRunner
 
 # Different lengths, none a multiple of another: they end inside windows, tiles and compression groups.
 BASE_LENGTHS = (300, 257, 129, 383, 191)
@@ -26,6 +29,8 @@ class CheckContext:
         engine: the configuration that is verified; checks vary it along their axis.
         reference_dir: reference outputs of this very model, or None.
         plan_rows: the engine's planning of truncated prefill for this model.
+        size: how much the checks look at.
+        progress: told in a few words what is being run; does nothing unless someone listens.
     """
 
     def __init__(
@@ -38,8 +43,15 @@ class CheckContext:
         model_name: str,
         load_documents: Callable[[], Sequence[Sample]],
         reference_dir: Path | None,
+        open_unpacked: SubjectFactory | None = None,
+        run_elsewhere: Callable[[Trial, EngineConfig], Answer] | None = None,
+        size: Size = Size.DEFAULT,
     ) -> None:
-        """Nothing is opened yet."""
+        """Nothing is opened yet.
+
+        ``open_unpacked`` opens an engine that reads its caches from decoded values, ``run_elsewhere`` runs a
+        trial in another process; without them the checks that need them do not apply.
+        """
         self.model = model
         self.model_name = model_name
         self.engine = engine
@@ -47,6 +59,9 @@ class CheckContext:
         self.reference_dir = reference_dir
         self.plan_rows = plan_rows
         self._open_subject = open_subject
+        self.open_unpacked, self.run_elsewhere = open_unpacked, run_elsewhere
+        self.size = size
+        self.progress: Callable[[str], None] = lambda what: None
         self._varied: dict[EngineConfig, Subject] = {}
 
     @cached_property
@@ -58,6 +73,24 @@ class CheckContext:
     def base(self) -> Subject:
         """The engine as configured, opened once."""
         return self._open_subject(self.engine)
+
+    @cached_property
+    def trials(self) -> TrialRunner:
+        """Runs sides of cases."""
+        return TrialRunner(self.engine, self._opened, self._run_elsewhere)
+
+    def _opened(self, trial: Trial) -> Subject:
+        config = trial.config(self.engine)
+        if trial.unpacked:
+            assert self.open_unpacked is not None, "checks ask first"
+            return self.open_unpacked(config)
+        if trial.ask is Ask.GENERATE or trial.place is Place.REOPENED:
+            return self._open_subject(config)  # nothing cached by an earlier trial
+        return self.varied(**{name: getattr(config, name) for name, _ in trial.engine})
+
+    def _run_elsewhere(self, trial: Trial, config: EngineConfig) -> Answer:
+        assert self.run_elsewhere is not None, "checks ask first"
+        return self.run_elsewhere(trial, config)
 
     def varied(self, **changes: Any) -> Subject:
         """The engine with some fields of its configuration changed.
@@ -92,7 +125,9 @@ class CheckContext:
         start %= len(document.token_ids)
         stop = start + min(length, self.model.max_position_embeddings)
         return Sample(
-            sample_id=f"{document.sample_id}[{start}:{stop}]", token_ids=document.token_ids[start:stop]
+            sample_id=f"{document.sample_id}[{start}:{stop}]",
+            token_ids=document.token_ids[start:stop],
+            workload=document.workload or document.sample_id,
         )
 
     @cached_property

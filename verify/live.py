@@ -16,11 +16,15 @@ from deepinfer.engine.prefill import prefill_rule, visible_entries
 from deepinfer.engine.step_plan import Chunk, blocks_for, plan_step
 from deepinfer.eval.tokenizer import TextTokenizer
 from deepinfer.eval.workload import BUNDLED_WORKLOADS, load_workload
+from deepinfer.verify.case import Answer, Trial
+from deepinfer.verify.child import run_elsewhere
 from deepinfer.verify.context import CheckContext
-from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample, Subject
+from deepinfer.verify.size import Size
+from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample
 
 if TYPE_CHECKING:
     from deepinfer.engine.llm import LLM
+    from deepinfer.verify.engine_subject import EngineSubject
 
 
 def plan_rows_of(model: ModelConfig) -> PlanRows:
@@ -63,17 +67,18 @@ def bundled_documents(model_dir: Path, model: ModelConfig) -> list[Sample]:
         InputError: the checkpoint has no tokenizer that spells these texts.
     """
     tokenizer = TextTokenizer(model_dir, model.bos_token_id, model.vocab_size)
-    documents = [load_workload(name).documents[0] for name in BUNDLED_WORKLOADS]
+    documents = {name: load_workload(name).documents[0] for name in BUNDLED_WORKLOADS}
     return [
         Sample(
             sample_id=document.sample_id,
             token_ids=tuple(tokenizer.encode(document.text, document.sample_id).token_ids.tolist()),
+            workload=name,
         )
-        for document in documents
+        for name, document in documents.items()
     ]
 
 
-def open_context(model_dir: Path | None, engine: EngineConfig) -> CheckContext:
+def open_context(model_dir: Path | None, engine: EngineConfig, size: Size = Size.DEFAULT) -> CheckContext:
     """Open a checkpoint folder (None: the bundled one); weights and texts are read when first needed.
 
     Raises:
@@ -84,13 +89,21 @@ def open_context(model_dir: Path | None, engine: EngineConfig) -> CheckContext:
 
     opened: list[LLM] = []
 
-    def open_subject(config: EngineConfig) -> Subject:
+    def open_subject(config: EngineConfig) -> EngineSubject:
         from deepinfer.engine.llm import LLM  # brings torch, slow to import
+        from deepinfer.verify.engine_subject import EngineSubject
 
-        if opened and opened[0].config.backend == config.backend:
-            return opened[0].with_config(config)
-        opened.insert(0, LLM(folder, config))
-        return opened[0]
+        if not opened or opened[0].config.backend != config.backend:
+            opened.insert(0, LLM(folder, config))
+        return EngineSubject(opened[0].with_config(config))
+
+    def open_unpacked(config: EngineConfig) -> EngineSubject:
+        from deepinfer.verify.unpacked import with_unpacked_caches
+
+        return open_subject(config).wrapped(with_unpacked_caches)
+
+    def elsewhere(trial: Trial, config: EngineConfig) -> Answer:
+        return run_elsewhere(folder, trial, config)
 
     references = folder / "reference"
     return CheckContext(
@@ -101,4 +114,7 @@ def open_context(model_dir: Path | None, engine: EngineConfig) -> CheckContext:
         plan_rows=plan_rows_of(model),
         load_documents=lambda: bundled_documents(folder, model),
         reference_dir=references if (references / "manifest.json").is_file() else None,
+        open_unpacked=open_unpacked,
+        run_elsewhere=elsewhere,
+        size=size,
     )

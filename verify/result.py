@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from deepinfer.verify.case import Case
 from deepinfer.verify.compare import Comparison
+from deepinfer.verify.explain import Explanation
 
 EXIT_SAME = 0
 EXIT_DIFFERENT = 1
@@ -66,6 +68,29 @@ class LocatedDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What one check found on one workload.
+
+    Attributes:
+        num_cases: cases run.
+        num_rows: logits rows compared.
+        num_differing: rows that differ.
+    """
+
+    num_cases: int = 0
+    num_rows: int = 0
+    num_differing: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first failing case of a check and what it looks like."""
+
+    case: Case
+    explanation: Explanation
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckResult:
     """What one check found.
 
@@ -77,6 +102,9 @@ class CheckResult:
         detail: one line for a person.
         difference: the first difference, if there is one.
         num_different: arrays that differ.
+        num_cases: cases run, for a check made of cases.
+        cells: what was found on each workload.
+        failure: the first failing case, explained.
         figures: numbers worth reporting that decide nothing.
         seconds: wall time.
     """
@@ -88,6 +116,9 @@ class CheckResult:
     num_inspected: int = 0
     difference: LocatedDifference | None = None
     num_different: int = 0
+    num_cases: int = 0
+    cells: dict[str, Cell] = field(default_factory=dict)
+    failure: Failure | None = None
     figures: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 

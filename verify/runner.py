@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,9 +17,18 @@ from deepinfer.engine.errors import ConfigError, DeepInferError, NonFiniteError
 from deepinfer.verify.check import Check
 from deepinfer.verify.checks import (
     batch,
+    chunks,
+    decode,
+    grid,
     nonfinite,
+    packing,
+    preemption,
+    prefix,
+    process,
+    profiles,
     reference,
     rerun,
+    seeds,
     threads,
     yoco,
     yoco_draft,
@@ -28,18 +38,28 @@ from deepinfer.verify.context import CheckContext, full_requests
 from deepinfer.verify.live import open_context
 from deepinfer.verify.report import listing_records
 from deepinfer.verify.result import CheckResult, Status, Verdict
+from deepinfer.verify.size import Size
 
 # Non-finite values make every comparison meaningless, and a batch that differs says nothing about batching as
 # long as the same question asked twice differs too: hence this order.
 CHECKS: tuple[Check, ...] = (
     nonfinite.CHECK,
     rerun.CHECK,
+    process.CHECK,
     reference.CHECK,
     batch.CHECK,
+    chunks.CHECK,
     threads.CHECK,
+    prefix.CHECK,
+    preemption.CHECK,
+    decode.CHECK,
+    seeds.CHECK,
+    packing.CHECK,
+    profiles.CHECK,
     yoco_metadata.CHECK,
     yoco.CHECK,
     yoco_draft.CHECK,
+    grid.CHECK,
 )
 NO_BASELINES = (
     "baselines: none locked (this version has no command that locks them), "
@@ -58,12 +78,14 @@ class VerifyConfig:
         engine: the configuration whose promise is checked.
         checks: names of the checks to run; empty runs all.
         tier: run the YOCO check of this tier only.
+        size: how much every check looks at.
     """
 
     model: Path | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     checks: tuple[str, ...] = ()
     tier: str | None = None
+    size: Size = Size.DEFAULT
 
 
 def describe_checks() -> list[dict[str, str | bool | None]]:
@@ -96,7 +118,7 @@ def select_checks(config: VerifyConfig) -> tuple[Check, ...]:
 def run_verify(
     config: VerifyConfig,
     progress: Progress = lambda what, done, total: None,
-    open_context: Callable[[Path | None, EngineConfig], CheckContext] = open_context,
+    open_context: Callable[[Path | None, EngineConfig, Size], CheckContext] = open_context,
 ) -> Verdict:
     """Run the checks that were asked for.
 
@@ -110,7 +132,7 @@ def run_verify(
     """
     checks = select_checks(config)
     started_s = time.perf_counter()
-    context = open_context(config.model, config.engine)
+    context = open_context(config.model, config.engine, config.size)
     notes = [NO_BASELINES]
     if any(check.needs_model for check in checks):
         progress("loading the model", 0, len(checks))
@@ -121,6 +143,7 @@ def run_verify(
     results: list[CheckResult] = []
     for index, check in enumerate(checks):
         progress(check.name, index, len(checks))
+        context.progress = partial(_progress_within, progress, index, len(checks))
         results.append(_run_check(check, context, results))
     progress("done", len(checks), len(checks))
     return Verdict(
@@ -129,6 +152,10 @@ def run_verify(
         notes=tuple(notes),
         seconds=time.perf_counter() - started_s,
     )
+
+
+def _progress_within(progress: Progress, index: int, total: int, what: str) -> None:
+    progress(what, index, total)
 
 
 def _first_request_s(context: CheckContext) -> float:
