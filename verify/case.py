@@ -7,7 +7,7 @@ repro pack starts from one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -82,11 +82,7 @@ class Trial:
 
     def config(self, base: EngineConfig) -> EngineConfig:
         """``base`` with the changes of this side."""
-        kinds = {"prefill": PrefillMode, "profile": Profile, "cache_format": CacheFormat}
-        changes: dict[str, Any] = {
-            name: kinds[name](value) if name in kinds else value for name, value in self.engine
-        }
-        return replace(base, **changes)
+        return replace(base, **as_fields(dict(self.engine)))
 
     def describe(self) -> str:
         """In words, without the token ids."""
@@ -102,11 +98,20 @@ class Trial:
         return ", ".join(words)
 
 
+def as_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``EngineConfig`` from plain values."""
+    kinds: dict[str, Callable[[Any], StrEnum]] = {
+        "prefill": PrefillMode,
+        "profile": Profile,
+        "cache_format": CacheFormat,
+    }
+    return {name: kinds[name](value) if name in kinds else value for name, value in record.items()}
+
+
 def settings(**changes: Setting) -> tuple[tuple[str, Setting], ...]:
     """Engine settings of a trial; enums go in as their values."""
-    return tuple(
-        (name, str(value) if isinstance(value, StrEnum) else value) for name, value in changes.items()
-    )
+    plain = {n: value.value if isinstance(value, StrEnum) else value for n, value in changes.items()}
+    return tuple(plain.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +168,8 @@ def case_from_dict(record: Mapping[str, Any]) -> Case:
             need=Need(record.get("need", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"not a case of verify: {type(error).__name__} {error}; write it anew with --pack"
-        ) from None
+        reason = f"{type(error).__name__} {error}"
+        raise InputError(f"not a case of verify ({reason}); write it anew with --pack") from None
 
 
 def trial_from_dict(record: Mapping[str, Any]) -> Trial:

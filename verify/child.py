@@ -1,4 +1,4 @@
-"""Runs one trial in a process of its own: ``python -P -m deepinfer.verify.child`` reads JSON, writes arrays."""
+"""Runs one trial in a process of its own, which reads JSON and writes arrays."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from deepinfer.engine.api import CacheFormat, EngineConfig, PrefillMode, Profile
+from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.errors import DeepInferError
-from deepinfer.verify.case import Answer, Place, Trial, refused, trial_from_dict
+from deepinfer.verify.case import Answer, Place, Trial, as_fields, refused, trial_from_dict
 
 HASH_SEED = "4242"
 """Of the other process; this one has whatever it was started with, most often a random one."""
@@ -84,18 +84,12 @@ def read_answer(file: BinaryIO) -> Answer:
     )
 
 
-def engine_from_dict(record: dict[str, Any]) -> EngineConfig:
-    """Read back the fields of an ``EngineConfig``."""
-    kinds = {"prefill": PrefillMode, "profile": Profile, "cache_format": CacheFormat}
-    return EngineConfig(**{name: kinds[name](v) if name in kinds else v for name, v in record.items()})
-
-
 def main() -> None:
     """Answer the order on stdin."""
     from deepinfer.verify.live import open_context
 
     order = json.load(sys.stdin)
-    context = open_context(Path(order["model"]), engine_from_dict(order["engine"]))
+    context = open_context(Path(order["model"]), EngineConfig(**as_fields(order["engine"])))
     answer = context.trials.run(trial_from_dict(order["trial"]))
     write_answer(answer, sys.stdout.buffer)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from deepinfer.engine.api import (
@@ -59,9 +58,8 @@ class EngineSubject:
                 seen[:] = [sequence]
 
         results = self.llm.generate(requests, observe)
-        found = next(
-            (r for q, r in zip(requests, results, strict=True) if q.request_id == target), results[0]
-        )
+        names = [request.request_id for request in requests]
+        found = results[names.index(target) if target in names else 0]
         if isinstance(found, RequestFailure):
             return found
         records = found[0].records
@@ -69,8 +67,8 @@ class EngineSubject:
             token_ids=found[0].token_ids,
             positions=[record.position for record in records],
             rows=rows,
-            raw_logprobs=[np.float32(record.raw_logprob) for record in records],
-            processed_logprobs=[np.float32(record.processed_logprob) for record in records],
+            raw_logprobs=[record.raw_logprob for record in records],
+            processed_logprobs=[record.processed_logprob for record in records],
             num_hit_tokens=seen[0].num_hit_tokens if seen else 0,
             num_preemptions=seen[0].num_preemptions if seen else 0,
         )

@@ -85,7 +85,8 @@ def score_answer(result: ScoreResult | RequestFailure) -> Answer:
     """A scored sequence: the rows that are valid, and the row after the last token."""
     if isinstance(result, RequestFailure):
         return refused(result.reason)
-    assert result.logits is not None and result.final_logits is not None
+    assert result.logits is not None
+    assert result.final_logits is not None
     scored = np.flatnonzero(result.valid)
     rows = np.concatenate([result.logits[scored], result.final_logits[None]])
     return Answer(

@@ -1,4 +1,4 @@
-"""Does it matter how prefill is cut: chunks that end one before, at and one after every edge of the engine."""
+"""Does it matter how prefill is cut: chunks that end one before, at and one after every edge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do packed caches lose anything: records read back from their bytes, and the values they were packed from."""
+"""Do packed caches lose anything: records read from their bytes, and the values they were packed from."""
 
 from __future__ import annotations
 

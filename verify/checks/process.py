@@ -1,4 +1,4 @@
-"""Does the process matter: another one has another hash seed, other addresses and compiled kernels of its own."""
+"""Does the process matter: another one has another hash seed and other addresses."""
 
 from __future__ import annotations
 
