@@ -16,6 +16,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from deepinfer.engine.batch import Rows, Step
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.model.transformer import Hidden, Transformer
 from deepinfer.engine.tracing import Probe, no_probe
+from deepinfer.kernels import chains
 from deepinfer.kernels.interface import Ops
 
 Int64 = npt.NDArray[np.int64]
@@ -176,15 +178,17 @@ def row_digests(value: torch.Tensor, index: Int64 | None) -> list[int]:
 class TracedOps:
     """A kernel set whose calls are recorded; works for any op, also for ones that do not exist yet."""
 
-    def __init__(self, ops: Ops, tracer: Tracer) -> None:
-        """Calls go to ``ops``."""
-        self._ops, self._tracer = ops, tracer
+    def __init__(self, ops: Ops, tracer: Tracer, *, open_chains: bool) -> None:
+        """Calls go to ``ops``; ``open_chains`` runs a chain op by op, to see inside it."""
+        self._ops, self._tracer, self._open_chains = ops, tracer, open_chains
 
     def __getattr__(self, name: str) -> Any:
         """The op ``name`` with its recording around it."""
         op = getattr(self._ops, name)
         if not callable(op) or name.startswith("pack") or name == "load_records":
             return op
+        if self._open_chains and hasattr(chains.Chains, name):
+            return partial(getattr(chains, name), self)
         parameters = list(inspect.signature(op).parameters)
 
         def traced(*arguments: Any, **named: Any) -> Any:
@@ -248,10 +252,10 @@ def _outputs(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
 class TracedModel(Transformer):
     """A backbone whose every op is recorded."""
 
-    def __init__(self, model: Transformer, tracer: Tracer) -> None:
+    def __init__(self, model: Transformer, tracer: Tracer, *, open_chains: bool) -> None:
         """The weights of ``model``."""
         vars(self).update(vars(model))
-        self.ops = cast(Ops, TracedOps(model.ops, tracer))
+        self.ops = cast(Ops, TracedOps(model.ops, tracer, open_chains=open_chains))
         self._tracer = tracer
 
     def forward(
@@ -270,6 +274,6 @@ class TracedModel(Transformer):
         return hidden
 
 
-def traced(tracer: Tracer) -> Callable[[Transformer], Transformer]:
+def traced(tracer: Tracer, *, open_chains: bool = True) -> Callable[[Transformer], Transformer]:
     """What ``LLM.with_model`` takes to record a run."""
-    return lambda model: TracedModel(model, tracer)
+    return lambda model: TracedModel(model, tracer, open_chains=open_chains)

@@ -77,9 +77,10 @@ class CheckContext:
     @cached_property
     def trials(self) -> TrialRunner:
         """Runs sides of cases."""
-        return TrialRunner(self.engine, self._opened, self._run_elsewhere)
+        return TrialRunner(self.engine, self.open_for, self._run_elsewhere)
 
-    def _opened(self, trial: Trial) -> Subject:
+    def open_for(self, trial: Trial) -> Subject:
+        """The engine of a trial; one that generates, or is asked to be reopened, has caches of its own."""
         config = trial.config(self.engine)
         if trial.unpacked:
             assert self.open_unpacked is not None, "checks ask first"
