@@ -92,10 +92,15 @@ class LLM:
         twin._model = self._loaded.backbone.bound_to(_ops(config))
         return twin
 
+    @property
+    def ops(self) -> Ops:
+        """The kernel set under this configuration."""
+        return self._model.ops
+
     def with_model(self, wrap: Callable[[Transformer], Transformer]) -> LLM:
         """Another engine on the same weights whose backbone is ``wrap`` of this one's, for verification."""
         twin = self.with_config(self.config)
-        twin._model = wrap(twin._model)
+        twin._model = wrap(self._model)
         return twin
 
     @cached_property

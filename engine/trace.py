@@ -71,6 +71,8 @@ class Tracer:
         self.digests: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.layer = 0
         self._halves: list[tuple[int, Int64, Int64]] = []
+        self._is_alone = False
+        self._after: tuple[int, Int64, Int64] | None = None
         self._calls: dict[tuple[int, str, str], int] = defaultdict(int)
         self._known: dict[int, int] = {}
         self._decoder_start = 0
@@ -80,6 +82,7 @@ class Tracer:
         self._calls.clear()
         self.layer, self._decoder_start = 0, decoder_start
         mine = [i for i, chunk in enumerate(step.plan.chunks) if self._is_target(chunk)][:1]
+        self._is_alone = len(step.plan.chunks) == 1
         self._halves = [self._half(rows, mine) for rows in (step.decoder, step.encoder)]
         completed = step.encoder.positions % 2 == 1
         entries = _Subset(step.encoder.chunk[completed], step.encoder.positions[completed])
@@ -87,6 +90,7 @@ class Tracer:
 
     def end(self, num_layers: int) -> None:
         """The layers of a step are done; what follows is matched by content."""
+        self._after = self._halves[0] if self._is_alone else None
         self._halves = []
         self.layer = num_layers
 
@@ -136,7 +140,8 @@ class Tracer:
         times = Counter(digests)  # sequences with the same beginning have the same rows there: not ours alone
         mine = [(i, self._known[d]) for i, d in enumerate(digests) if d in self._known and times[d] == 1]
         if not mine:
-            return None
+            # draft stages go over the rows of the step once more; with one sequence there is no doubt whose
+            return self._after if self._after is not None and self._after[0] == len(value) else None
         index, positions = (np.array(column, np.int64) for column in zip(*mine, strict=True))
         return value.shape[0], index, positions
 

@@ -75,7 +75,7 @@ def bisect(
     outcome = judge(case, *context.trials.both(case))
     if not outcome.differs:
         return Bisection(case=case, differs=False, blocked=outcome.blocked)
-    shrunk = None
+    shrunk, smallest = None, case
     if shrinking:
 
         def fails(smaller: Case) -> bool:
@@ -83,16 +83,16 @@ def bisect(
             return _fails(context, smaller)
 
         shrunk = shrink(case, fails)
-        case = shrunk.case
-    left, right = context.trials.both(case)
-    outcome = judge(case, left, right)
+        smallest = shrunk.case
+    left, right = context.trials.both(smallest)
+    outcome = judge(smallest, left, right)
     say("tracing every op of both sides")
     return Bisection(
         case=case,
         differs=True,
         shrunk=shrunk,
         explanation=explain(outcome, left, right, window=context.model.sliding_window),
-        location=locate(context, case),
+        location=locate(context, smallest),
     )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,13 +85,24 @@ def read_answer(file: BinaryIO) -> Answer:
     )
 
 
+def seeded(fault: str | None) -> AbstractContextManager[None]:
+    """The fault of that name in force, if one is asked for."""
+    if fault is None:
+        return nullcontext()
+    from deepinfer.verify.faults.edit import edited
+    from deepinfer.verify.self_test import FAULTS
+
+    return edited(*next(known.edits for known in FAULTS if known.name == fault))
+
+
 def main() -> None:
     """Answer the order on stdin."""
     from deepinfer.verify.live import open_context
 
     order = json.load(sys.stdin)
     context = open_context(Path(order["model"]), EngineConfig(**as_fields(order["engine"])))
-    answer = context.trials.run(trial_from_dict(order["trial"]))
+    with seeded(order["fault"]):
+        answer = context.trials.run(trial_from_dict(order["trial"]))
     write_answer(answer, sys.stdout.buffer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,43 +79,67 @@ def bundled_documents(model_dir: Path, model: ModelConfig) -> list[Sample]:
     ]
 
 
+class Opener:
+    """Opens contexts on one checkpoint folder, whose weights are loaded once for all of them."""
+
+    def __init__(self, model_dir: Path | None) -> None:
+        """``None`` is the bundled checkpoint; weights and texts are read when first needed.
+
+        Raises:
+            ConfigError: the folder's config.json is unusable.
+        """
+        self.folder = bundled_model_dir() if model_dir is None else model_dir
+        self.model = load_model_config(self.folder)
+        self.model_name = f"{self.folder.name} (bundled)" if model_dir is None else str(self.folder)
+        self._opened: list[LLM] = []
+
+    def subject(self, config: EngineConfig) -> EngineSubject:
+        """The engine with caches of its own."""
+        from deepinfer.engine.llm import LLM  # brings torch, slow to import
+        from deepinfer.verify.engine_subject import EngineSubject
+
+        if not self._opened or self._opened[0].config.backend != config.backend:
+            self._opened.insert(0, LLM(self.folder, config))
+        return EngineSubject(self._opened[0].with_config(config))
+
+    def unpacked_subject(self, config: EngineConfig) -> EngineSubject:
+        """The engine with caches that are never decoded."""
+        from deepinfer.engine.unpacked import with_unpacked_caches
+
+        return self.subject(config).wrapped(with_unpacked_caches)
+
+    @cached_property
+    def documents(self) -> list[Sample]:
+        """See ``bundled_documents``."""
+        return bundled_documents(self.folder, self.model)
+
+    def context(
+        self, engine: EngineConfig, size: Size = Size.DEFAULT, *, fault: str | None = None
+    ) -> CheckContext:
+        """What the checks work with; ``fault`` is also seeded into other processes that they start."""
+
+        def elsewhere(trial: Trial, config: EngineConfig) -> Answer:
+            return run_elsewhere(self.folder, trial, config, fault)
+
+        references = self.folder / "reference"
+        return CheckContext(
+            model=self.model,
+            model_name=self.model_name,
+            engine=engine,
+            open_subject=self.subject,
+            plan_rows=plan_rows_of(self.model),
+            load_documents=lambda: self.documents,
+            reference_dir=references if (references / "manifest.json").is_file() else None,
+            open_unpacked=self.unpacked_subject,
+            run_elsewhere=elsewhere,
+            size=size,
+        )
+
+
 def open_context(model_dir: Path | None, engine: EngineConfig, size: Size = Size.DEFAULT) -> CheckContext:
     """Open a checkpoint folder (None: the bundled one); weights and texts are read when first needed.
 
     Raises:
         ConfigError: the folder's config.json is unusable.
     """
-    folder = bundled_model_dir() if model_dir is None else model_dir
-    model = load_model_config(folder)
-
-    opened: list[LLM] = []
-
-    def open_subject(config: EngineConfig) -> EngineSubject:
-        from deepinfer.engine.llm import LLM  # brings torch, slow to import
-        from deepinfer.verify.engine_subject import EngineSubject
-
-        if not opened or opened[0].config.backend != config.backend:
-            opened.insert(0, LLM(folder, config))
-        return EngineSubject(opened[0].with_config(config))
-
-    def open_unpacked(config: EngineConfig) -> EngineSubject:
-        from deepinfer.verify.unpacked import with_unpacked_caches
-
-        return open_subject(config).wrapped(with_unpacked_caches)
-
-    def elsewhere(trial: Trial, config: EngineConfig) -> Answer:
-        return run_elsewhere(folder, trial, config)
-
-    references = folder / "reference"
-    return CheckContext(
-        model=model,
-        model_name=f"{folder.name} (bundled)" if model_dir is None else str(folder),
-        engine=engine,
-        open_subject=open_subject,
-        plan_rows=plan_rows_of(model),
-        load_documents=lambda: bundled_documents(folder, model),
-        reference_dir=references if (references / "manifest.json").is_file() else None,
-        open_unpacked=open_unpacked,
-        run_elsewhere=elsewhere,
-        size=size,
-    )
+    return Opener(model_dir).context(engine, size)
