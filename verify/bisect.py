@@ -140,9 +140,11 @@ def find_case(context: CheckContext, case_id: str) -> Case:
         ConfigError: there is none.
     """
     from deepinfer.verify.runner import CHECKS
+    from deepinfer.verify.scenarios import SCENARIOS
 
     name, _, rest = case_id.partition("/")
-    known = [check for check in CHECKS if check.cases is not None]
+    every = [*CHECKS, *(scenario.as_check() for scenario in SCENARIOS)]
+    known = [check for check in every if check.cases is not None]
     for check in known:
         if check.name == name and check.cases is not None:
             names = []

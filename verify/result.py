@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from deepinfer.verify.case import Case
 from deepinfer.verify.compare import Comparison
 from deepinfer.verify.explain import Explanation
+from deepinfer.verify.perplexity_bars import PerplexityBar
 
 EXIT_SAME = 0
 EXIT_DIFFERENT = 1
@@ -136,12 +138,16 @@ class Verdict:
         results: one entry per requested check, in the order they ran.
         subject: what was verified, as label and value (model, profile, versions, threads).
         notes: lines a person must see besides the checks, e.g. that no baseline exists.
+        perplexity: of the texts that were looked at, as figures.
+        fingerprint: versions, machine and kernels.
         seconds: wall time of the whole run.
     """
 
     results: tuple[CheckResult, ...]
     subject: dict[str, str]
     notes: tuple[str, ...] = ()
+    perplexity: tuple[PerplexityBar, ...] = ()
+    fingerprint: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property

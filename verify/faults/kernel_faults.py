@@ -25,7 +25,7 @@ def _linear(name: str, when: str, about: str, check: str) -> Fault:
             ),
         ),
         check=check,
-        ops=("linear", "linear_fp32"),
+        ops=("linear", "linear_fp32", "hc_mix"),  # the last one multiplies by a weight too
         tensor="out",
     )
 
