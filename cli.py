@@ -13,8 +13,8 @@ import click
 
 from deepinfer import __version__
 from deepinfer.commands.bench import bench
-from deepinfer.commands.bisect import bisect, replay, trace
 from deepinfer.commands.doctor import doctor
+from deepinfer.commands.failing_case import bisect, replay, trace
 from deepinfer.commands.generate import generate
 from deepinfer.commands.group import CommandGroup
 from deepinfer.commands.options import (

@@ -20,7 +20,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--out", type=FILE, required=True, help="Page to write; it needs no other file.")
 def report(verdict: Path, out: Path) -> None:
     """Turn the JSON of `deepinfer verify` into a self-contained HTML page."""
-    from deepinfer.verify.html import read_verdict, render_html
+    from deepinfer.verify.page import read_verdict, render_html
     from deepinfer.verify.report import require_folders
 
     require_folders(out)

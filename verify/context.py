@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from deepinfer.verify.trial_run import TrialRunner
 
 # Different lengths, none a multiple of another: they end inside windows, tiles and compression groups.
 BASE_LENGTHS = (300, 257, 129, 383, 191)
+QUICK_LENGTHS = (130, 67)
 MAX_VARIED = 2
 
 
@@ -62,6 +64,7 @@ class CheckContext:
         self.open_unpacked, self.run_elsewhere = open_unpacked, run_elsewhere
         self.size = size
         self.progress: Callable[[str], None] = lambda what: None
+        self._started: dict[Trial, Future[Answer]] = {}
         self._varied: dict[EngineConfig, Subject] = {}
 
     @cached_property
@@ -89,8 +92,17 @@ class CheckContext:
             return self._open_subject(config)  # nothing cached by an earlier trial
         return self.varied(**{name: getattr(config, name) for name, _ in trial.engine})
 
+    def start_elsewhere(self, trial: Trial) -> None:
+        """Let another process begin with a trial whose answer will be asked for later."""
+        if self.run_elsewhere is not None:
+            pool = ThreadPoolExecutor(1)
+            self._started[trial] = pool.submit(self.run_elsewhere, trial, self.engine)
+            pool.shutdown(wait=False)
+
     def _run_elsewhere(self, trial: Trial, config: EngineConfig) -> Answer:
         assert self.run_elsewhere is not None, "checks ask first"
+        if trial in self._started:
+            return self._started.pop(trial).result()
         return self.run_elsewhere(trial, config)
 
     def varied(self, **changes: Any) -> Subject:
@@ -134,7 +146,7 @@ class CheckContext:
     @cached_property
     def base_samples(self) -> list[Sample]:
         """The samples that the checks of the whole engine share."""
-        return self.samples(BASE_LENGTHS)
+        return self.samples(self.size.pick(QUICK_LENGTHS, BASE_LENGTHS, BASE_LENGTHS))
 
     @cached_property
     def base_results(self) -> list[ScoreResult | RequestFailure]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepinfer.verify.bisect import Bisection
+from deepinfer.verify.bisection import Bisection
 from deepinfer.verify.explain import Explanation, Top
 from deepinfer.verify.pack import Replayed
 

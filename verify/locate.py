@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deepinfer.engine.trace import Label, Tracer
+from deepinfer.engine.op_trace import Label, Tracer
 
 Digests = dict[tuple[Label, int], tuple[int, ...]]
 

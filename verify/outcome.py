@@ -55,7 +55,7 @@ def judge(case: Case, left: Answer, right: Answer) -> Outcome:
         return _undecided(case, f"{case.name}: {left.failure}")
     if left.failure is not None or right.failure is not None:
         return _mismatch(case, "result", f"one side was refused: {left.failure or right.failure}")
-    blocked = _lacking(case, right)
+    blocked = lacking(case, right)
     if blocked is not None:
         return _undecided(case, blocked)
     shared = shared_rows(left, right, exactly=case.left.ask is case.right.ask)
@@ -120,7 +120,8 @@ def _by_position(
     return name, comparison, int(left.positions[here[comparison.first.coordinates[0]]])
 
 
-def _lacking(case: Case, right: Answer) -> str | None:
+def lacking(case: Case, right: Answer) -> str | None:
+    """Why the right side did not go through what the case needs, None if it did."""
     if case.need is Need.HIT and right.num_hit_tokens == 0:
         return f"{case.name}: no prefix was reused, so nothing was put to the test"
     if case.need is Need.PREEMPTION and right.num_preemptions == 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 from deepinfer.engine.errors import ConfigError
 from deepinfer.verify.check import Check
 from deepinfer.verify.explain_text import explanation_lines
-from deepinfer.verify.html import render_html
+from deepinfer.verify.page import render_html
 from deepinfer.verify.report_files import render_json, render_junit, render_markdown, to_document
 from deepinfer.verify.result import CheckResult, Status, Verdict
 

@@ -50,7 +50,6 @@ from deepinfer.verify.size import Size
 CHECKS: tuple[Check, ...] = (
     nonfinite.CHECK,
     rerun.CHECK,
-    process.CHECK,
     reference.CHECK,
     kernels.CHECK,
     batch.CHECK,
@@ -62,6 +61,7 @@ CHECKS: tuple[Check, ...] = (
     seeds.CHECK,
     packing.CHECK,
     profiles.CHECK,
+    process.CHECK,
     yoco_metadata.CHECK,
     yoco.CHECK,
     yoco_draft.CHECK,
@@ -167,6 +167,9 @@ def run_verify(
             _ = context.base
             progress("first request (compiles the kernels once per version)", 0, len(checks))
             notes.append(f"kernels ready after {_first_request_s(context):.1f} s")
+    if process.CHECK in checks and process.CHECK.cases is not None:
+        first = next(iter(process.CHECK.cases(context)))
+        context.start_elsewhere(first.right)  # starting up takes seconds, in which the others can run
     results: list[CheckResult] = []
     for index, check in enumerate(checks):
         progress(check.name, index, len(checks))

@@ -11,7 +11,7 @@ from typing import Any
 
 from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.errors import DeepInferError
-from deepinfer.verify.bisect import Bisection, bisect
+from deepinfer.verify.bisection import Bisection, bisect
 from deepinfer.verify.check import Check
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.faults.edit import edited

@@ -1,4 +1,4 @@
-"""Traces on disk: written by ``deepinfer trace`` on one machine, compared by ``deepinfer bisect`` on another."""
+"""Traces on disk: written by ``deepinfer trace`` here, compared by ``deepinfer bisect`` there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from deepinfer.engine.errors import InputError
-from deepinfer.engine.trace import Label
+from deepinfer.engine.op_trace import Label
 from deepinfer.verify.locate import Digests, Trace
 
 FORMAT = "deepinfer trace 1"

@@ -23,7 +23,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         whole = Trial(ask=Ask.SCORE, prompts=(sample.token_ids,))
         cut = replace(whole, engine=settings(max_chunk_tokens=size))
         yield Case(check=NAME, name=f"size-{size}", workload=sample.workload, left=whole, right=cut)
-    for number, size in enumerate(pick((5,), (1, 64, 127), chunk_sizes(context))):
+    for number, size in enumerate(pick((17,), (1, 64, 127), chunk_sizes(context))):
         sample = context.sample(number, pick(75, 200, 270))
         whole = Trial(ask=Ask.STATE, prompts=(sample.token_ids,))
         cut = replace(whole, engine=settings(max_chunk_tokens=size))
@@ -42,7 +42,8 @@ def chunk_sizes(context: CheckContext) -> Sequence[int]:
     """One before, at and one after every period of the engine; 1 and 2 are those of the ratios."""
     window = context.model.sliding_window
     edges = sorted({1, 2, 3, *(edge + d for edge in (window, BLOCK_TOKENS) for d in (-1, 0, 1))})
-    return context.size.pick((3, window - 1), edges, (*edges, 5, 7, 17, 33, 100, 2 * window + 1, 255, 257))
+    more = sorted({*edges, 5, 7, 17, 33, 100, 2 * window - 1, 2 * window + 1, 255, 257})
+    return context.size.pick((7, window - 1), edges, more)
 
 
 CHECK = case_check(

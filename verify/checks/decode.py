@@ -15,13 +15,13 @@ NAME = "decode"
 def cases(context: CheckContext) -> Iterator[Case]:
     """Prompts around the edges of windows and blocks, continued across them."""
     pick = context.size.pick
-    lengths = pick((40,), (1, 60, 120, 250), (1, 2, 3, 31, 32, 60, 63, 64, 65, 120, 127, 128, 129, 250, 500))
+    lengths = pick((59,), (1, 60, 120, 250), (1, 2, 3, 31, 32, 60, 63, 64, 65, 120, 127, 128, 129, 250, 500))
     for number, length in enumerate(lengths):
         sample = context.sample(number, length)
         generated = Trial(
             ask=Ask.GENERATE,
             prompts=(sample.token_ids,),
-            max_tokens=pick(36, 24, 48),
+            max_tokens=pick(10, 24, 48),
             temperature=float(number % 2),
             seeds=(number,),
             engine=settings(num_cache_blocks=32),

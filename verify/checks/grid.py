@@ -18,7 +18,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
     """A plain run of a sample against one with every axis drawn at random; the same draws on every run."""
     for number in range(context.size.pick(2, 8, 40)):
         draw = random.Random(1000 + number)
-        sample = context.sample(number, draw.randint(20, context.size.pick(60, 200, 330)))
+        sample = context.sample(number, draw.randint(20, context.size.pick(50, 200, 330)))
         prompts = [_neighbour(context, draw) for _ in range(draw.randint(0, 6))]
         target = draw.randint(0, len(prompts))
         prompts.insert(target, sample.token_ids)
@@ -35,7 +35,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
             plain = Trial(
                 ask=Ask.GENERATE,
                 prompts=(sample.token_ids,),
-                max_tokens=context.size.pick(12, 24, 40),
+                max_tokens=context.size.pick(6, 24, 40),
                 temperature=draw.choice((0.0, 0.7, 1.3)),
                 seeds=(number,),
                 engine=settings(prefix_caching=False, num_cache_blocks=16),

@@ -15,12 +15,12 @@ NAME = "preemption"
 def cases(context: CheckContext) -> Iterator[Case]:
     """Three requests in an engine with room for fewer, against the victim alone in a roomy one."""
     for number in range(context.size.pick(1, 2, 6)):
-        samples = [context.sample(number + i, 120, start=7 * number) for i in range(3)]
+        samples = [context.sample(number + i, 124, start=7 * number) for i in range(3)]
         prompts = tuple(sample.token_ids for sample in samples)
         alone = Trial(
             ask=Ask.GENERATE,
             prompts=prompts[-1:],
-            max_tokens=context.size.pick(34, 40, 60),
+            max_tokens=context.size.pick(9, 40, 60),
             temperature=0.8 * (number % 2),
             seeds=(5,),
             engine=settings(num_cache_blocks=32, prefix_caching=False),

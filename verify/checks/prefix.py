@@ -22,7 +22,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
             sample = context.sample(number, shared + extra)
             # the warm prompt goes its own way after the shared part
             other = context.sample(number + 1, 30, start=91).token_ids
-            cold = _cold(sample.token_ids, pick(16, 12, 16))
+            cold = _cold(sample.token_ids, pick(8, 12, 16))
             warm = replace(cold, before=((*sample.token_ids[:shared], *other),))
             yield Case(
                 check=NAME,
@@ -33,12 +33,13 @@ def cases(context: CheckContext) -> Iterator[Case]:
                 need=Need.HIT,
             )
     for number in range(pick(1, 2, 6)):
-        sample = context.sample(number, 3 * BLOCK_TOKENS + 20 + number)
-        cold = _cold(sample.token_ids, pick(16, 12, 32))
+        num_blocks = pick(4, 6, 6)
+        sample = context.sample(number, (num_blocks // 2) * BLOCK_TOKENS + 20 + number)
+        cold = _cold(sample.token_ids, pick(8, 12, 32))
         # the second prompt needs blocks that only the end of the first one's can give
-        intruder = context.sample(number + 2, 5 * BLOCK_TOKENS - 40, start=13).token_ids
+        intruder = context.sample(number + 2, (num_blocks - 1) * BLOCK_TOKENS - 40, start=13).token_ids
         evicted = replace(
-            cold, before=(sample.token_ids, intruder), engine=settings(num_cache_blocks=pick(6, 6, 6))
+            cold, before=(sample.token_ids, intruder), engine=settings(num_cache_blocks=num_blocks)
         )
         yield Case(
             check=NAME,

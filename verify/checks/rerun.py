@@ -15,7 +15,7 @@ NAME = "rerun"
 
 def cases(context: CheckContext) -> Iterator[Case]:
     """Score the same batch twice, and once more by an engine opened afresh; generate twice."""
-    lengths = context.size.pick((61, 97), (300, 257, 129), (300, 257, 129, 383, 191))
+    lengths = context.size.pick((61, 33), (300, 257, 129), (300, 257, 129, 383, 191))
     samples = context.samples(lengths)
     prompts = tuple(sample.token_ids for sample in samples)
     for index, sample in enumerate(samples):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.engine.errors import InputError
-from deepinfer.verify.html_parts import failure_section, heat_map, perplexity_chart
-from deepinfer.verify.html_style import STYLE
+from deepinfer.verify.page_parts import failure_section, heat_map, perplexity_chart
+from deepinfer.verify.page_style import STYLE
 
 _SAYINGS = {
     "same": "Every byte that was compared is the same.",

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepinfer.engine.errors import ConfigError, DeepInferError
-from deepinfer.engine.trace import Tracer, traced
-from deepinfer.verify.case import Answer, Case, Place, Trial
+from deepinfer.engine.op_trace import Tracer, traced
+from deepinfer.verify.case import Answer, Case, Need, Place, Trial
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.engine_subject import EngineSubject
 from deepinfer.verify.explain import Explanation, explain
 from deepinfer.verify.locate import Location, Trace, first_difference, trace_of
-from deepinfer.verify.outcome import judge
+from deepinfer.verify.outcome import judge, lacking
 from deepinfer.verify.shrink import Shrunk, shrink
 from deepinfer.verify.trial_run import answer, follow
 
@@ -99,6 +99,8 @@ def bisect(
 def _fails(context: CheckContext, case: Case) -> bool:
     """Whether both sides answer and differ; a case that no engine takes is no smaller failure."""
     try:
+        if case.need is not Need.NOTHING and lacking(case, context.trials.run(case.right)):
+            return False  # found out before the other side has run
         left, right = context.trials.both(case)
     except DeepInferError:
         return False

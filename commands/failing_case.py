@@ -58,7 +58,7 @@ def bisect(
     """
     if other is not None:
         return _compare_traces(Path(case), Path(other), as_json)
-    from deepinfer.verify import bisect as bisection
+    from deepinfer.verify.bisection import bisect as take_apart
     from deepinfer.verify.explain_text import render_bisection
     from deepinfer.verify.size import Size
 
@@ -66,9 +66,7 @@ def bisect(
     engine = EngineConfig(profile=Profile(profile), num_threads=threads)
     context, chosen = _chosen(case, model, engine, size)
     with progress_display() as progress:
-        found = bisection.bisect(
-            context, chosen, shrinking=not no_shrink, say=lambda what: progress(what, 0, 1)
-        )
+        found = take_apart(context, chosen, shrinking=not no_shrink, say=lambda what: progress(what, 0, 1))
     click.echo(json.dumps(found.to_dict(), indent=2, default=str) if as_json else render_bisection(found))
     if found.blocked is not None:
         return EXIT_INCONCLUSIVE
@@ -76,7 +74,7 @@ def bisect(
 
 
 def _chosen(name: str, model: Path | None, engine: EngineConfig, size: Size) -> tuple[CheckContext, Case]:
-    from deepinfer.verify.bisect import find_case
+    from deepinfer.verify.bisection import find_case
     from deepinfer.verify.live import open_context
     from deepinfer.verify.pack import read_pack
 
@@ -135,7 +133,7 @@ def trace(
 
     Without CASE, 97 tokens of bundled prose are scored.
     """
-    from deepinfer.verify.bisect import traced_run
+    from deepinfer.verify.bisection import traced_run
     from deepinfer.verify.pack import fingerprint
     from deepinfer.verify.report import require_folders
     from deepinfer.verify.size import Size
