@@ -64,7 +64,13 @@ def run_cases(context: CheckContext, tally: Tally, cases: Iterator[Case]) -> Non
             if tally.failure is None:
                 tally.failure = Failure(
                     case=case,
-                    explanation=explain(outcome, left, right, window=context.model.sliding_window),
+                    explanation=explain(
+                        outcome,
+                        left,
+                        right,
+                        window=context.model.sliding_window,
+                        options=context.options,
+                    ),
                 )
         tally.outcome(outcome)
         if num_failures >= MAX_FAILURES:

@@ -20,6 +20,7 @@ from deepinfer.verify.trial_run import TrialRunner
 BASE_LENGTHS = (300, 257, 129, 383, 191)
 QUICK_LENGTHS = (130, 67)
 MAX_VARIED = 2
+BUNDLED = "(bundled)"
 
 
 class CheckContext:
@@ -76,6 +77,19 @@ class CheckContext:
     def base(self) -> Subject:
         """The engine as configured, opened once."""
         return self._open_subject(self.engine)
+
+    @property
+    def options(self) -> str:
+        """What a command must be told to work with this model, configuration and size."""
+        words = [] if self.size is Size.DEFAULT else [f"--{self.size}"]
+        default = EngineConfig()
+        if self.engine.profile is not default.profile:
+            words.append(f"--profile {self.engine.profile}")
+        if self.engine.num_threads != default.num_threads:
+            words.append(f"--threads {self.engine.num_threads}")
+        if not self.model_name.endswith(BUNDLED):
+            words.append(f"--model {self.model_name}")
+        return "".join(f" {word}" for word in words)
 
     @cached_property
     def trials(self) -> TrialRunner:

@@ -96,8 +96,15 @@ class Explanation:
         return asdict(self)
 
 
-def explain(outcome: Outcome, left: Answer, right: Answer, *, window: int) -> Explanation:
-    """Look closely at a case whose sides differ; ``window`` is the model's sliding window."""
+def explain(outcome: Outcome, left: Answer, right: Answer, *, window: int, options: str = "") -> Explanation:
+    """Look closely at a case whose sides differ.
+
+    Args:
+        outcome: of comparing the two answers.
+        left, right: the answers.
+        window: the model's sliding window.
+        options: what ``deepinfer bisect`` must be told besides the case, e.g. the size.
+    """
     case, comparison = outcome.case, outcome.comparison
     first = comparison.first
     one, other = _differing_rows(outcome, left, right)
@@ -130,7 +137,7 @@ def explain(outcome: Outcome, left: Answer, right: Answer, *, window: int) -> Ex
         boundaries=tuple(boundaries(case, outcome, window)),
         strip=_strip(outcome, left, right),
         strip_start=int(outcome.positions[0]) if len(outcome.positions) else 0,
-        repro=f"deepinfer bisect {case.case_id}",
+        repro=f"deepinfer bisect {case.case_id}{options}",
     )
 
 
@@ -184,7 +191,7 @@ def boundaries(case: Case, outcome: Outcome, window: int) -> list[str]:
                     f"({1 / period:.1%} expected)"
                 )
     if outcome.position is not None and case.right.ask is Ask.GENERATE:
-        found.append(f"{outcome.position - len(case.right.tokens)} tokens into the generated text")
+        found.append(f"token {outcome.position - len(case.right.tokens) + 1} of the generated text")
     lead = int(rows[0])
     found.append(
         f"first differing row {lead} = {lead // BLOCK_TOKENS} blocks + {lead % BLOCK_TOKENS}, "

@@ -19,7 +19,7 @@ from deepinfer.eval.tokenizer import TextTokenizer
 from deepinfer.eval.workload import BUNDLED_WORKLOADS, load_workload
 from deepinfer.verify.case import Answer, Trial
 from deepinfer.verify.child import run_elsewhere
-from deepinfer.verify.context import CheckContext
+from deepinfer.verify.context import BUNDLED, CheckContext
 from deepinfer.verify.size import Size
 from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample
 
@@ -90,7 +90,7 @@ class Opener:
         """
         self.folder = bundled_model_dir() if model_dir is None else model_dir
         self.model = load_model_config(self.folder)
-        self.model_name = f"{self.folder.name} (bundled)" if model_dir is None else str(self.folder)
+        self.model_name = f"{self.folder.name} {BUNDLED}" if model_dir is None else str(self.folder)
         self._opened: list[LLM] = []
 
     def subject(self, config: EngineConfig) -> EngineSubject:

@@ -13,7 +13,7 @@ _CHART_WIDTH, _ROW_HEIGHT, _LABEL_WIDTH, _VALUE_WIDTH = 720, 26, 190, 96
 def heat_map(checks: Sequence[Mapping[str, Any]]) -> str:
     """Checks by workloads: how many rows were compared, and how many of them differ."""
     rows = [check for check in checks if check.get("cells")]
-    names = sorted({name for check in rows for name in check["cells"]})
+    names = list(dict.fromkeys(name for check in rows for name in check["cells"]))
     if not rows:
         return "<p>No check of this run is made of cases.</p>"
     most = max(cell["num_rows"] for check in rows for cell in check["cells"].values())
@@ -25,7 +25,7 @@ def heat_map(checks: Sequence[Mapping[str, Any]]) -> str:
     return (
         f'<div class="scroll"><table class="heat"><thead><tr><th>check</th>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
-        '<p class="legend"><span class="swatch ok"></span>darker: more rows compared, all the same'
+        '<p class="legend"><span class="swatch ok"></span>stronger: more rows compared, all the same'
         '<span class="swatch bad"></span>rows that differ<span class="swatch none"></span>'
         "nothing compared</p>"
     )

@@ -35,7 +35,7 @@ background:var(--openpaper);color:var(--open)}
 .mark.different{background:var(--badpaper);color:var(--bad)}
 .mark.not_applicable{background:transparent;color:var(--soft);border:1px solid var(--line)}
 .heat{border-spacing:3px;border-collapse:separate;width:auto;min-width:60%}
-.heat td,.heat th{border:0}
+.heat td,.heat th{border:0}.heat thead th+th{text-align:center}
 .heat td{text-align:center;border-radius:6px;min-width:5.2rem;font-variant-numeric:tabular-nums}
 .heat td.ok{background:rgba(var(--ok),var(--shade))}
 .heat td.bad{background:var(--bad);color:var(--card);font-weight:700}

@@ -216,7 +216,7 @@ def make_context(model: ModelConfig) -> Callable[..., CheckContext]:
         ]
         return CheckContext(
             model=model,
-            model_name="fake",
+            model_name="fake (bundled)",
             engine=EngineConfig(),
             open_subject=open_subject or (lambda config: FakeSubject(config, model, faults)),
             plan_rows=fake_plan(model, faults),
