@@ -31,8 +31,8 @@ from deepinfer.kernels import chains
 from deepinfer.kernels.interface import Ops
 
 Int64 = npt.NDArray[np.int64]
-_PLACES = {"window_slots", "main_slots", "rows", "base", "blocks_of_rows"}
-"""Parameters that say where something lies: they differ between two batches and mean nothing."""
+_PLACES = {"window_slots", "main_slots", "rows", "base", "targets"}
+"""Parameters that say where something lies, or what is asked: they differ and mean nothing."""
 
 _RECOGNISABLE = 32
 

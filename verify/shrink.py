@@ -43,7 +43,7 @@ def shrink(case: Case, fails: Fails, max_runs: int = MAX_RUNS) -> Shrunk:
     while True:
         smaller = _pass(case, still_fails, share)
         if num_runs > max_runs:
-            return Shrunk(case=smaller, num_runs=num_runs, is_minimal=False)
+            return Shrunk(case=smaller, num_runs=max_runs, is_minimal=False)
         if smaller == case and share == 0.0:
             return Shrunk(case=case, num_runs=num_runs, is_minimal=True)
         # after a pass of single steps that removed something, single steps again: one may enable another

@@ -46,7 +46,7 @@ def read_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
         OSError: it cannot be read.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
             rows = archive["rows"]
         if header["format"] != FORMAT:
@@ -55,7 +55,7 @@ def read_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
         found: dict[tuple[Label, int], list[int]] = {}
         for number, position, digest in rows.tolist():
             found.setdefault((labels[number], position), []).append(digest)
-    except (ValueError, KeyError, TypeError, IndexError, BadZipFile) as error:
+    except (ValueError, KeyError, TypeError, IndexError, EOFError, BadZipFile) as error:
         reason = f"{type(error).__name__} {error}"
         raise InputError(f"{path}: no trace of deepinfer ({reason}); write one with trace --out") from None
     digests: Digests = {key: tuple(sorted(values)) for key, values in found.items()}
