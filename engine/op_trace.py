@@ -190,7 +190,7 @@ class TracedOps:
     def __getattr__(self, name: str) -> Any:
         """The op ``name`` with its recording around it."""
         op = getattr(self._ops, name)
-        if not callable(op) or name.startswith("pack") or name == "load_records":
+        if not callable(op) or name.startswith(("pack", "bind")) or name == "load_records":
             return op
         if self._open_chains and hasattr(chains.Chains, name):
             return partial(getattr(chains, name), self)

@@ -7,14 +7,25 @@ answer can tell the two apart.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import BoundRecords
 
 _ROUND_TRIPS = {"mxfp8": "mxfp8_", "mxfp4": "mxfp4_", "fp4": "fp4_"}
+
+
+@dataclass(frozen=True)
+class _Unpacked:
+    """A pool of records with its values, float32 [records, width]."""
+
+    kind: str
+    packed: BoundRecords
+    values: torch.Tensor
 
 
 class UnpackedOps:
@@ -23,37 +34,32 @@ class UnpackedOps:
     def __init__(self, ops: Ops) -> None:
         """Every other op is that of ``ops``."""
         self._ops = ops
-        self._values: dict[int, torch.Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Every op that has nothing to do with records."""
         return getattr(self._ops, name)
 
-    def store_records(
-        self, kind: str, values: torch.Tensor, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor
-    ) -> None:
+    def bind_records(self, kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> _Unpacked:
+        """See ``Ops``; the values get room beside the bytes."""
+        packed = self._ops.bind_records(kind, width, data, scales)
+        return _Unpacked(kind, packed, torch.zeros(data.shape[0] * data.shape[1], width))
+
+    def store_records(self, where: _Unpacked, values: torch.Tensor, rows: torch.Tensor) -> None:
         """See ``Ops``; the rounded values are kept too."""
-        self._ops.store_records(kind, values, data, scales, rows)
+        self._ops.store_records(where.packed, values, rows)
         rounded = values.clone()
-        if kind in _ROUND_TRIPS:
-            rounded = getattr(self._ops, _ROUND_TRIPS[kind])(rounded)
+        if where.kind in _ROUND_TRIPS:
+            rounded = getattr(self._ops, _ROUND_TRIPS[where.kind])(rounded)
         stored = rows >= 0
-        self._pool(data, values.shape[1])[rows[stored]] = rounded[stored]
+        where.values[rows[stored]] = rounded[stored]
 
     def load_records(
-        self, kind: str, data: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, width: int
+        self, where: _Unpacked, rows: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See ``Ops``; nothing is decoded."""
-        found = self._pool(data, width)[rows.clamp(min=0)]
+        found = where.values[rows.clamp(min=0)]
         found[rows < 0] = 0.0
-        return found
-
-    def _pool(self, data: torch.Tensor, width: int) -> torch.Tensor:
-        """The values beside a pool of records, float32 [records, width]."""
-        place = data.data_ptr()
-        if place not in self._values:
-            self._values[place] = torch.zeros(data.shape[0] * data.shape[1], width)
-        return self._values[place]
+        return found if out is None else out.copy_(found)
 
 
 def with_unpacked_caches(model: Transformer) -> Transformer:

@@ -7,7 +7,10 @@ from deepinfer.verify.faults.fault import Fault
 
 _BLAS = """
     if {when} and num_groups == 1:
-        dense = weight.panels[0].transpose(1, 0, 2).reshape(weight.num_inputs, -1)
+        panels = weight.panels[0]
+        if panels.dtype == np.uint16:
+            panels = (panels.astype(np.uint32) << 16).view(np.float32)
+        dense = panels.transpose(1, 0, 2).reshape(weight.num_inputs, -1)
         out = rows @ dense[:, : weight.num_outputs]
     return torch.from_numpy(out)"""
 
