@@ -13,9 +13,9 @@ import click
 
 from deepinfer import __version__
 from deepinfer.commands.baseline import baseline
-from deepinfer.commands.baseline_options import ci_option, store_option
 from deepinfer.commands.bench import bench
 from deepinfer.commands.doctor import doctor
+from deepinfer.commands.failing_case import bisect, replay, trace
 from deepinfer.commands.generate import generate
 from deepinfer.commands.group import CommandGroup
 from deepinfer.commands.options import (
@@ -24,11 +24,10 @@ from deepinfer.commands.options import (
     example,
     json_option,
     model_option,
-    profile_option,
-    threads_option,
 )
 from deepinfer.commands.progress import progress_display
-from deepinfer.engine.api import EngineConfig, Profile
+from deepinfer.commands.report import report
+from deepinfer.commands.verify import verify
 
 
 @click.group(
@@ -59,71 +58,6 @@ def inspect(model: Path | None, as_json: bool) -> None:
 
     summary = inspect_model(model or bundled_model_dir())
     click.echo(json.dumps(summary.to_dict(), indent=2) if as_json else render_summary(summary))
-
-
-@main.command(
-    epilog=example(
-        "deepinfer verify", "deepinfer verify --tier metadata", "deepinfer verify --check batch --json"
-    )
-)
-@model_option
-@profile_option
-@threads_option
-@click.option("--check", "checks", multiple=True, metavar="NAME", help="Run this check only; repeatable.")
-@click.option(
-    "--tier",
-    type=click.Choice(["metadata", "logprobs", "confidence"]),
-    help="Run the YOCO equivalence of this depth only; metadata runs no model.",
-)
-@store_option
-@ci_option
-@click.option("--list", "list_only", is_flag=True, help="Explain each check and stop.")
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Also write a JUnit file.")
-@click.option(
-    "--summary",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="GITHUB_STEP_SUMMARY",
-    help="Also append a Markdown summary to this file.  [env: GITHUB_STEP_SUMMARY]",
-)
-@json_option
-def verify(
-    model: Path | None,
-    profile: str,
-    threads: int | None,
-    checks: tuple[str, ...],
-    tier: str | None,
-    store: Path | None,
-    ci: bool,
-    list_only: bool,
-    junit: Path | None,
-    summary: Path | None,
-    as_json: bool,
-) -> int:
-    """Say whether the answers are the same, bit for bit, and if not, where they first differ.
-
-    Exit codes: 0 same, 1 different, 2 usage, 3 unlocked, 4 lock, 5 inconclusive, 130 interrupted.
-    """
-    from deepinfer.verify import gate, report, runner
-
-    if list_only:
-        listing = runner.describe_checks()
-        click.echo(json.dumps(listing, indent=2) if as_json else report.render_listing(listing))
-        return 0
-    report.require_folders(junit, summary)
-    engine = EngineConfig(profile=Profile(profile), num_threads=threads)
-    project = gate.load_gate(Path.cwd())
-    plan = runner.VerifyConfig(
-        model=model,
-        engine=engine,
-        checks=checks or (project.checks if tier is None else ()),
-        tier=tier,
-        baselines=gate.baseline_gate(store, project, is_ci=ci),
-    )
-    with progress_display() as progress:
-        verdict = runner.run_verify(plan, progress)
-    click.echo(report.render_json(verdict) if as_json else report.render_text(verdict))
-    report.write_files(verdict, junit=junit, summary=summary)
-    return verdict.exit_code
 
 
 @main.command(
@@ -273,7 +207,7 @@ def compare(
     return comparison.exit_code
 
 
-for command in (generate, baseline, doctor, bench):
+for command in (verify, bisect, trace, replay, report, baseline, generate, doctor, bench):
     main.add_command(command)
 
 

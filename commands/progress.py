@@ -28,7 +28,8 @@ def progress_display() -> Iterator[Progress]:
     def line(what: str, done: int, total: int) -> None:
         nonlocal last_what, last_time_s
         now_s = time.monotonic()
-        if what != last_what or done == total or now_s - last_time_s >= 5:
+        what_changed = what.partition(": ")[0] != last_what.partition(": ")[0]  # details come every 5 s
+        if what_changed or done == total or now_s - last_time_s >= 5:
             print(f"[{done}/{total}] {what}", file=sys.stderr, flush=True)
             last_what, last_time_s = what, now_s
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 
 from deepinfer.engine.api import (
     FinishReason,
+    Float32Array,
     GenerateRequest,
     PrefillMode,
     RequestFailure,
@@ -35,6 +37,9 @@ from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.stopping import finish_reason
 from deepinfer.engine.torch_threads import torch_threads_of
+
+Observer = Callable[[Sequence, Float32Array], None]
+"""Shown each sample and the raw logits row [V], its own copy, that its next token is chosen from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +80,7 @@ class EngineCore:
             limits=config.limits, pool=self.pool, num_blocks=config.num_blocks, admit=self._resume
         )
         self.max_length = min(model.config.max_position_embeddings, config.num_blocks * BLOCK_TOKENS)
+        self.observe: Observer | None = None
         self._live: dict[tuple[str, int], Sequence] = {}
         self._num_added = 0
 
@@ -159,9 +165,13 @@ class EngineCore:
         fill_sheets(self.model, rows, sheets)
 
     def _sample(self, sequences: Items[Sequence], normed: torch.Tensor) -> list[TokenRecord]:
+        logits = self.model.logits(normed)
+        if self.observe is not None:
+            for row, sequence in enumerate(sequences):
+                self.observe(sequence, logits[row].numpy().copy())
         sampled = sample_rows(
             self.model.ops,
-            self.model.logits(normed),
+            logits,
             [sequence.request.params for sequence in sequences],
             [sequence.seed for sequence in sequences],
             [sequence.num_tokens for sequence in sequences],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ from deepinfer.engine.api import (
 )
 from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.config import load_model_config
-from deepinfer.engine.core import CoreConfig, EngineCore
+from deepinfer.engine.core import CoreConfig, EngineCore, Observer
 from deepinfer.engine.errors import ConfigError, InputError
 from deepinfer.engine.generation import collect, stream
 from deepinfer.engine.loading import LoadedModel
 from deepinfer.engine.logprobs import ScoreSheet, fill_sheets
 from deepinfer.engine.model.draft import Anchors, Draft
+from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import prefill_rule
 from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.runner import Wave
@@ -91,6 +92,17 @@ class LLM:
         twin._model = self._loaded.backbone.bound_to(_ops(config))
         return twin
 
+    @property
+    def ops(self) -> Ops:
+        """The kernel set under this configuration."""
+        return self._model.ops
+
+    def with_model(self, wrap: Callable[[Transformer], Transformer]) -> LLM:
+        """Another engine on the same weights whose backbone is ``wrap`` of this one's, for verification."""
+        twin = self.with_config(self.config)
+        twin._model = wrap(self._model)
+        return twin
+
     @cached_property
     def _draft(self) -> Draft:
         return self._loaded.draft.bound_to(self._model)
@@ -146,12 +158,18 @@ class LLM:
         )
         return EngineCore(self._model, self.rule, sizes)
 
-    def generate(self, requests: Sequence[GenerateRequest]) -> list[tuple[Completion, ...] | RequestFailure]:
+    def generate(
+        self, requests: Sequence[GenerateRequest], observe: Observer | None = None
+    ) -> list[tuple[Completion, ...] | RequestFailure]:
         """Continue every prompt; its samples in order, or a failure in the place of a bad request.
 
-        Caches of common prefixes stay for later calls.
+        Caches of common prefixes stay for later calls. ``observe`` is shown every logits row sampled from.
         """
-        return collect(self._core, requests)
+        self._core.observe = observe
+        try:
+            return collect(self._core, requests)
+        finally:
+            self._core.observe = None
 
     def generate_iter(self, requests: Sequence[GenerateRequest]) -> Iterator[TokenRecord | RequestFailure]:
         """As ``generate``, token by token as they are sampled, all requests together."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from deepinfer.verify.case import Case
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.result import CheckResult
 
@@ -27,6 +28,7 @@ class Check:
         about: one sentence for ``verify --list``: what is run on the two sides and what is compared.
         run: the check itself.
         tier: the YOCO tier it belongs to, if any.
+        cases: the cases it is made of, if it is made of cases; the same ones on every run.
         needs_model: whether it runs the model; such checks mean nothing once values are not finite.
     """
 
@@ -34,4 +36,5 @@ class Check:
     about: str
     run: Callable[[CheckContext], CheckResult]
     tier: Tier | None = None
+    cases: Callable[[CheckContext], Iterator[Case]] | None = None
     needs_model: bool = True

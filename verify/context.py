@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +13,16 @@ from deepinfer.engine.api import EngineConfig, RequestFailure, ScoreRequest, Sco
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.eval.engines.protocol import Scorer
 from deepinfer.verify.gate import bundled_gate
+from deepinfer.verify.case import Answer, Ask, Place, Trial
+from deepinfer.verify.size import Size
 from deepinfer.verify.subject import PlanRows, Sample, Subject, SubjectFactory
+from deepinfer.verify.trial_run import TrialRunner
 
 # Different lengths, none a multiple of another: they end inside windows, tiles and compression groups.
 BASE_LENGTHS = (300, 257, 129, 383, 191)
+QUICK_LENGTHS = (130, 67)
 MAX_VARIED = 2
+BUNDLED = "(bundled)"
 
 
 class CheckContext:
@@ -30,6 +36,8 @@ class CheckContext:
         plan_rows: the engine's planning of truncated prefill for this model.
         open_scorer: the engine as configured, as the evaluation sees it; None for an engine without one.
         baseline_gate: which baselines are checked, and whether they must exist; the runner sets it.
+        size: how much the checks look at.
+        progress: told in a few words what is being run; does nothing unless someone listens.
     """
 
     def __init__(
@@ -43,8 +51,15 @@ class CheckContext:
         load_documents: Callable[[], Sequence[Sample]],
         reference_dir: Path | None,
         open_scorer: Callable[[], Scorer] | None = None,
+        open_unpacked: SubjectFactory | None = None,
+        run_elsewhere: Callable[[Trial, EngineConfig], Answer] | None = None,
+        size: Size = Size.DEFAULT,
     ) -> None:
-        """Nothing is opened yet."""
+        """Nothing is opened yet.
+
+        ``open_unpacked`` opens an engine that reads its caches from decoded values, ``run_elsewhere`` runs a
+        trial in another process; without them the checks that need them do not apply.
+        """
         self.model = model
         self.model_name = model_name
         self.engine = engine
@@ -54,6 +69,10 @@ class CheckContext:
         self.open_scorer = open_scorer
         self.baseline_gate = bundled_gate()
         self._open_subject = open_subject
+        self.open_unpacked, self.run_elsewhere = open_unpacked, run_elsewhere
+        self.size = size
+        self.progress: Callable[[str], None] = lambda what: None
+        self._started: dict[Trial, Future[Answer]] = {}
         self._varied: dict[EngineConfig, Subject] = {}
 
     @cached_property
@@ -65,6 +84,47 @@ class CheckContext:
     def base(self) -> Subject:
         """The engine as configured, opened once."""
         return self._open_subject(self.engine)
+
+    @property
+    def options(self) -> str:
+        """What a command must be told to work with this model, configuration and size."""
+        words = [] if self.size is Size.DEFAULT else [f"--{self.size}"]
+        default = EngineConfig()
+        if self.engine.profile is not default.profile:
+            words.append(f"--profile {self.engine.profile}")
+        if self.engine.num_threads != default.num_threads:
+            words.append(f"--threads {self.engine.num_threads}")
+        if not self.model_name.endswith(BUNDLED):
+            words.append(f"--model {self.model_name}")
+        return "".join(f" {word}" for word in words)
+
+    @cached_property
+    def trials(self) -> TrialRunner:
+        """Runs sides of cases."""
+        return TrialRunner(self.engine, self.open_for, self._run_elsewhere)
+
+    def open_for(self, trial: Trial) -> Subject:
+        """The engine of a trial; one that generates, or is asked to be reopened, has caches of its own."""
+        config = trial.config(self.engine)
+        if trial.unpacked:
+            assert self.open_unpacked is not None, "checks ask first"
+            return self.open_unpacked(config)
+        if trial.ask is Ask.GENERATE or trial.place is Place.REOPENED:
+            return self._open_subject(config)  # nothing cached by an earlier trial
+        return self.varied(**{name: getattr(config, name) for name, _ in trial.engine})
+
+    def start_elsewhere(self, trial: Trial) -> None:
+        """Let another process begin with a trial whose answer will be asked for later."""
+        if self.run_elsewhere is not None:
+            pool = ThreadPoolExecutor(1)
+            self._started[trial] = pool.submit(self.run_elsewhere, trial, self.engine)
+            pool.shutdown(wait=False)
+
+    def _run_elsewhere(self, trial: Trial, config: EngineConfig) -> Answer:
+        assert self.run_elsewhere is not None, "checks ask first"
+        if trial in self._started:
+            return self._started.pop(trial).result()
+        return self.run_elsewhere(trial, config)
 
     def varied(self, **changes: Any) -> Subject:
         """The engine with some fields of its configuration changed.
@@ -99,13 +159,15 @@ class CheckContext:
         start %= len(document.token_ids)
         stop = start + min(length, self.model.max_position_embeddings)
         return Sample(
-            sample_id=f"{document.sample_id}[{start}:{stop}]", token_ids=document.token_ids[start:stop]
+            sample_id=f"{document.sample_id}[{start}:{stop}]",
+            token_ids=document.token_ids[start:stop],
+            workload=document.workload or document.sample_id,
         )
 
     @cached_property
     def base_samples(self) -> list[Sample]:
         """The samples that the checks of the whole engine share."""
-        return self.samples(BASE_LENGTHS)
+        return self.samples(self.size.pick(QUICK_LENGTHS, BASE_LENGTHS, BASE_LENGTHS))
 
     @cached_property
     def base_results(self) -> list[ScoreResult | RequestFailure]:

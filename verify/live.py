@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,15 @@ from deepinfer.engine.step_plan import Chunk, blocks_for, plan_step
 from deepinfer.eval.engines.protocol import Scorer
 from deepinfer.eval.tokenizer import TextTokenizer
 from deepinfer.eval.workload import BUNDLED_WORKLOADS, load_workload
-from deepinfer.verify.context import CheckContext
-from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample, Subject
+from deepinfer.verify.case import Answer, Trial
+from deepinfer.verify.child import run_elsewhere
+from deepinfer.verify.context import BUNDLED, CheckContext
+from deepinfer.verify.size import Size
+from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample
 
 if TYPE_CHECKING:
     from deepinfer.engine.llm import LLM
+    from deepinfer.verify.engine_subject import EngineSubject
 
 
 def plan_rows_of(model: ModelConfig) -> PlanRows:
@@ -64,49 +69,85 @@ def bundled_documents(model_dir: Path, model: ModelConfig) -> list[Sample]:
         InputError: the checkpoint has no tokenizer that spells these texts.
     """
     tokenizer = TextTokenizer(model_dir, model.bos_token_id, model.vocab_size)
-    documents = [load_workload(name).documents[0] for name in BUNDLED_WORKLOADS]
+    documents = {name: load_workload(name).documents[0] for name in BUNDLED_WORKLOADS}
     return [
         Sample(
             sample_id=document.sample_id,
             token_ids=tuple(tokenizer.encode(document.text, document.sample_id).token_ids.tolist()),
+            workload=name,
         )
-        for document in documents
+        for name, document in documents.items()
     ]
 
 
-def open_context(model_dir: Path | None, engine: EngineConfig) -> CheckContext:
+class Opener:
+    """Opens contexts on one checkpoint folder, whose weights are loaded once for all of them."""
+
+    def __init__(self, model_dir: Path | None) -> None:
+        """``None`` is the bundled checkpoint; weights and texts are read when first needed.
+
+        Raises:
+            ConfigError: the folder's config.json is unusable.
+        """
+        self.folder = bundled_model_dir() if model_dir is None else model_dir
+        self.model = load_model_config(self.folder)
+        self.model_name = f"{self.folder.name} {BUNDLED}" if model_dir is None else str(self.folder)
+        self._opened: list[LLM] = []
+
+    def subject(self, config: EngineConfig) -> EngineSubject:
+        """The engine with caches of its own."""
+        from deepinfer.engine.llm import LLM  # brings torch, slow to import
+        from deepinfer.verify.engine_subject import EngineSubject
+
+        if not self._opened or self._opened[0].config.backend != config.backend:
+            self._opened.insert(0, LLM(self.folder, config))
+        return EngineSubject(self._opened[0].with_config(config))
+
+    def unpacked_subject(self, config: EngineConfig) -> EngineSubject:
+        """The engine with caches that are never decoded."""
+        from deepinfer.engine.unpacked import with_unpacked_caches
+
+        return self.subject(config).wrapped(with_unpacked_caches)
+
+    @cached_property
+    def documents(self) -> list[Sample]:
+        """See ``bundled_documents``."""
+        return bundled_documents(self.folder, self.model)
+
+    def context(
+        self, engine: EngineConfig, size: Size = Size.DEFAULT, *, fault: str | None = None
+    ) -> CheckContext:
+        """What the checks work with; ``fault`` is also seeded into other processes that they start."""
+
+        def elsewhere(trial: Trial, config: EngineConfig) -> Answer:
+            return run_elsewhere(self.folder, trial, config, fault)
+
+        def scorer() -> Scorer:
+            from deepinfer.eval.engines.native import NativeScorer  # brings torch too
+
+            self.subject(engine)
+            return NativeScorer.over(self._opened[0].with_config(engine))
+
+        references = self.folder / "reference"
+        return CheckContext(
+            model=self.model,
+            model_name=self.model_name,
+            engine=engine,
+            open_subject=self.subject,
+            plan_rows=plan_rows_of(self.model),
+            load_documents=lambda: self.documents,
+            open_scorer=scorer,
+            reference_dir=references if (references / "manifest.json").is_file() else None,
+            open_unpacked=self.unpacked_subject,
+            run_elsewhere=elsewhere,
+            size=size,
+        )
+
+
+def open_context(model_dir: Path | None, engine: EngineConfig, size: Size = Size.DEFAULT) -> CheckContext:
     """Open a checkpoint folder (None: the bundled one); weights and texts are read when first needed.
 
     Raises:
         ConfigError: the folder's config.json is unusable.
     """
-    folder = bundled_model_dir() if model_dir is None else model_dir
-    model = load_model_config(folder)
-
-    opened: list[LLM] = []
-
-    def open_subject(config: EngineConfig) -> Subject:
-        from deepinfer.engine.llm import LLM  # brings torch, slow to import
-
-        if opened and opened[0].config.backend == config.backend:
-            return opened[0].with_config(config)
-        opened.insert(0, LLM(folder, config))
-        return opened[0]
-
-    def open_scorer() -> Scorer:
-        from deepinfer.eval.engines.native import NativeScorer  # brings torch too
-
-        open_subject(engine)
-        return NativeScorer.over(opened[0].with_config(engine))
-
-    references = folder / "reference"
-    return CheckContext(
-        model=model,
-        model_name=f"{folder.name} (bundled)" if model_dir is None else str(folder),
-        engine=engine,
-        open_subject=open_subject,
-        plan_rows=plan_rows_of(model),
-        load_documents=lambda: bundled_documents(folder, model),
-        open_scorer=open_scorer,
-        reference_dir=references if (references / "manifest.json").is_file() else None,
-    )
+    return Opener(model_dir).context(engine, size)

@@ -56,11 +56,13 @@ def clauses(engine: EngineConfig, model: ModelConfig) -> tuple[Clause, ...]:
     return (
         kept("rerun", "when, or in which process, it is computed", "rerun"),
         kept("company", "who shares the batch, its size and order, the place in it", "batch"),
-        kept("chunks", "how the prefill of a prompt is cut into steps"),
-        kept("prefix", reuse) if engine.prefix_caching else absent("prefix", "prefix reuse is switched off"),
+        kept("chunks", "how the prefill of a prompt is cut into steps", "chunks"),
+        kept("prefix", reuse, "prefix")
+        if engine.prefix_caching
+        else absent("prefix", "prefix reuse is switched off"),
         absent("prefix-tiers", "this version keeps no prefix on disk or on another machine"),
-        kept("preemption", "preemption and recomputation"),
-        kept("decode", "whether a position was prefilled or decoded")
+        kept("preemption", "preemption and recomputation", "preemption"),
+        kept("decode", "whether a position was prefilled or decoded", "decode")
         if is_exact_model
         else absent("decode", f"prefill {engine.prefill} drops rows that decoding would have computed"),
         absent("speculation", "this version generates without speculative decoding"),

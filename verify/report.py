@@ -7,7 +7,9 @@ from pathlib import Path
 
 from deepinfer.engine.errors import ConfigError
 from deepinfer.verify.check import Check
-from deepinfer.verify.report_files import render_json, render_junit, render_markdown
+from deepinfer.verify.explain_text import explanation_lines
+from deepinfer.verify.page import render_html
+from deepinfer.verify.report_files import render_json, render_junit, render_markdown, to_document
 from deepinfer.verify.result import CheckResult, Status, Verdict
 
 __all__ = ["listing_records", "render_json", "render_listing", "render_text", "write_files"]
@@ -36,7 +38,13 @@ def render_text(verdict: Verdict) -> str:
         f"verdict: {verdict.name} ({verdict.num_comparisons:,} comparisons of whole logits rows, "
         f"{verdict.seconds:.1f} s, exit code {verdict.exit_code})"
     )
-    return "\n".join([head, "", *lines, "", *verdict.notes, closing])
+    failures = [
+        line
+        for result in verdict.results
+        if result.failure is not None
+        for line in ("", f"-- {result.name}", *explanation_lines(result.failure.explanation))
+    ]
+    return "\n".join([head, "", *lines, *failures, "", *verdict.notes, closing])
 
 
 def listing_records(checks: Sequence[Check]) -> list[dict[str, str | bool | None]]:
@@ -69,14 +77,18 @@ def require_folders(*files: Path | None) -> None:
             raise ConfigError(f"{file}: its folder does not exist; create it, or write elsewhere")
 
 
-def write_files(verdict: Verdict, *, junit: Path | None, summary: Path | None) -> None:
-    """Write the JUnit file and append the Markdown summary, where asked for.
+def write_files(
+    verdict: Verdict, *, junit: Path | None = None, html: Path | None = None, summary: Path | None = None
+) -> None:
+    """Write the JUnit file and the page, and append the Markdown summary, where asked for.
 
     Raises:
         OSError: a file cannot be written.
     """
     if junit is not None:
         junit.write_text(render_junit(verdict), encoding="utf-8")
+    if html is not None:
+        html.write_text(render_html(to_document(verdict)), encoding="utf-8")
     if summary is not None:
         with summary.open("a", encoding="utf-8") as file:  # the step may have written there before
             file.write(render_markdown(verdict))

@@ -15,6 +15,11 @@ FORMAT_VERSION = 1
 
 def render_json(verdict: Verdict) -> str:
     """The whole verdict; NaN and infinity, which JSON does not have, become null."""
+    return json.dumps(to_document(verdict), indent=2, allow_nan=False)
+
+
+def to_document(verdict: Verdict) -> dict[str, Any]:
+    """The whole verdict as JSON values."""
     record = {
         "format_version": FORMAT_VERSION,
         "verdict": verdict.name,
@@ -22,10 +27,13 @@ def render_json(verdict: Verdict) -> str:
         "num_comparisons": verdict.num_comparisons,
         "seconds": verdict.seconds,
         "subject": verdict.subject,
+        "fingerprint": verdict.fingerprint,
+        "perplexity": [asdict(bar) for bar in verdict.perplexity],
         "notes": list(verdict.notes),
         "checks": [asdict(result) for result in verdict.results],
     }
-    return json.dumps(_finite(record), indent=2, allow_nan=False)
+    plain: dict[str, Any] = _finite(record)
+    return plain
 
 
 def render_junit(verdict: Verdict) -> str:
@@ -33,7 +41,7 @@ def render_junit(verdict: Verdict) -> str:
 
     What did not run is an error, not a skip: most readers show skips as green.
     """
-    cases = [case for result in verdict.results for case in result.cases]
+    cases = [item for result in verdict.results for item in result.items]
     statuses = [*(result.status for result in verdict.results), *(case.status for case in cases)]
     failures = statuses.count(Status.DIFFERENT)
     errors = sum(_is_error(status) for status in statuses)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
+from deepinfer.verify.case import Case
 from deepinfer.verify.compare import Comparison
+from deepinfer.verify.explain import Explanation
+from deepinfer.verify.perplexity_bars import PerplexityBar
 
 EXIT_SAME = 0
 EXIT_DIFFERENT = 1
@@ -66,7 +70,7 @@ class LocatedDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Item:
     """One of the things that a check looked at, for reports that list them.
 
     Attributes:
@@ -83,6 +87,29 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What one check found on one workload.
+
+    Attributes:
+        num_cases: cases run.
+        num_rows: logits rows compared.
+        num_differing: rows that differ.
+    """
+
+    num_cases: int = 0
+    num_rows: int = 0
+    num_differing: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first failing case of a check and what it looks like."""
+
+    case: Case
+    explanation: Explanation
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckResult:
     """What one check found.
 
@@ -94,8 +121,11 @@ class CheckResult:
         detail: one line for a person.
         difference: the first difference, if there is one.
         num_different: arrays that differ.
+        num_cases: cases run, for a check made of cases.
+        cells: what was found on each workload.
+        failure: the first failing case, explained.
         figures: numbers worth reporting that decide nothing.
-        cases: one entry a thing, where a check has many that reports list; they decide nothing by themselves.
+        items: one entry a thing, where a check has many that reports list; they decide nothing by themselves.
         seconds: wall time.
     """
 
@@ -106,8 +136,11 @@ class CheckResult:
     num_inspected: int = 0
     difference: LocatedDifference | None = None
     num_different: int = 0
+    num_cases: int = 0
+    cells: dict[str, Cell] = field(default_factory=dict)
+    failure: Failure | None = None
     figures: dict[str, float] = field(default_factory=dict)
-    cases: tuple[Case, ...] = ()
+    items: tuple[Item, ...] = ()
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -124,12 +157,16 @@ class Verdict:
         results: one entry per requested check, in the order they ran.
         subject: what was verified, as label and value (model, profile, versions, threads).
         notes: lines a person must see besides the checks, e.g. that no baseline exists.
+        perplexity: of the texts that were looked at, as figures.
+        fingerprint: versions, machine and kernels.
         seconds: wall time of the whole run.
     """
 
     results: tuple[CheckResult, ...]
     subject: dict[str, str]
     notes: tuple[str, ...] = ()
+    perplexity: tuple[PerplexityBar, ...] = ()
+    fingerprint: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,9 +18,19 @@ from deepinfer.verify.check import Check
 from deepinfer.verify.checks import (
     baselines,
     batch,
+    chunks,
+    decode,
+    grid,
+    kernels,
     nonfinite,
+    packing,
+    preemption,
+    prefix,
+    process,
+    profiles,
     reference,
     rerun,
+    seeds,
     threads,
     yoco,
     yoco_draft,
@@ -27,9 +38,14 @@ from deepinfer.verify.checks import (
 )
 from deepinfer.verify.context import CheckContext, full_requests
 from deepinfer.verify.gate import BaselineGate, bundled_gate
+from deepinfer.verify.engine_subject import EngineSubject
 from deepinfer.verify.live import open_context
+from deepinfer.verify.pack import fingerprint, write_pack
+from deepinfer.verify.perplexity_bars import perplexity_bars
 from deepinfer.verify.report import listing_records
 from deepinfer.verify.result import CheckResult, Status, Verdict
+from deepinfer.verify.scenarios import SCENARIOS
+from deepinfer.verify.size import Size
 
 # Non-finite values make every comparison meaningless, and a batch that differs says nothing about batching as
 # long as the same question asked twice differs too: hence this order.
@@ -37,11 +53,21 @@ CHECKS: tuple[Check, ...] = (
     nonfinite.CHECK,
     rerun.CHECK,
     reference.CHECK,
+    kernels.CHECK,
     batch.CHECK,
+    chunks.CHECK,
     threads.CHECK,
+    prefix.CHECK,
+    preemption.CHECK,
+    decode.CHECK,
+    seeds.CHECK,
+    packing.CHECK,
+    profiles.CHECK,
+    process.CHECK,
     yoco_metadata.CHECK,
     yoco.CHECK,
     yoco_draft.CHECK,
+    grid.CHECK,
     baselines.CHECK,
 )
 
@@ -58,6 +84,9 @@ class VerifyConfig:
         checks: names of the checks to run; empty runs all.
         tier: run the YOCO check of this tier only.
         baselines: which baselines are checked, and whether they must exist.
+        scenarios: names of scenarios to run instead, or ``all``.
+        size: how much every check looks at.
+        pack: file for the failing cases, written if there are any.
     """
 
     model: Path | None = None
@@ -65,11 +94,14 @@ class VerifyConfig:
     checks: tuple[str, ...] = ()
     tier: str | None = None
     baselines: BaselineGate = field(default_factory=bundled_gate)
+    scenarios: tuple[str, ...] = ()
+    size: Size = Size.DEFAULT
+    pack: Path | None = None
 
 
 def describe_checks() -> list[dict[str, str | bool | None]]:
-    """Every check as a record, in the order they run."""
-    return listing_records(CHECKS)
+    """Every check as a record, in the order they run, then every scenario."""
+    return listing_records([*CHECKS, *(scenario.as_check() for scenario in SCENARIOS)])
 
 
 def select_checks(config: VerifyConfig) -> tuple[Check, ...]:
@@ -78,6 +110,10 @@ def select_checks(config: VerifyConfig) -> tuple[Check, ...]:
     Raises:
         ConfigError: a name that is no check, or a check that is not of the tier asked for.
     """
+    if config.scenarios:
+        if config.checks or config.tier is not None:
+            raise ConfigError("scenarios are run by themselves; drop --check and --tier")
+        return select_scenarios(config.scenarios)
     known = {check.name: check for check in CHECKS}
     unknown = [name for name in config.checks if name not in known]
     if unknown:
@@ -94,10 +130,23 @@ def select_checks(config: VerifyConfig) -> tuple[Check, ...]:
     return chosen
 
 
+def select_scenarios(names: Sequence[str]) -> tuple[Check, ...]:
+    """The scenarios of these names as checks; ``all`` is all of them.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    known = {scenario.name: scenario for scenario in SCENARIOS}
+    unknown = [name for name in names if name not in known and name != "all"]
+    if unknown:
+        raise ConfigError(f"unknown scenario {unknown[0]!r}; known: all, {', '.join(known)}")
+    return tuple(s.as_check() for name, s in known.items() if name in names or "all" in names)
+
+
 def run_verify(
     config: VerifyConfig,
     progress: Progress = lambda what, done, total: None,
-    open_context: Callable[[Path | None, EngineConfig], CheckContext] = open_context,
+    open_context: Callable[[Path | None, EngineConfig, Size], CheckContext] = open_context,
 ) -> Verdict:
     """Run the checks that were asked for.
 
@@ -111,7 +160,7 @@ def run_verify(
     """
     checks = select_checks(config)
     started_s = time.perf_counter()
-    context = open_context(config.model, config.engine)
+    context = open_context(config.model, config.engine, config.size)
     context.baseline_gate = config.baselines
     notes: list[str] = []
     if any(check.needs_model for check in checks):
@@ -120,17 +169,38 @@ def run_verify(
             _ = context.base
             progress("first request (compiles the kernels once per version)", 0, len(checks))
             notes.append(f"kernels ready after {_first_request_s(context):.1f} s")
+    if process.CHECK in checks and process.CHECK.cases is not None:
+        first = next(iter(process.CHECK.cases(context)))
+        context.start_elsewhere(first.right)  # starting up takes seconds, in which the others can run
     results: list[CheckResult] = []
     for index, check in enumerate(checks):
         progress(check.name, index, len(checks))
+        context.progress = partial(_progress_within, progress, index, len(checks))
         results.append(_run_check(check, context, results))
+    failures = [result.failure.case for result in results if result.failure is not None]
+    if config.pack is not None and failures:
+        write_pack(config.pack, context, model_digest(context), failures)
+        notes.append(f"{len(failures)} failing cases are in {config.pack}; deepinfer replay runs them again")
+    finite = bool(results) and not any(result.status is Status.INCONCLUSIVE for result in results)
+    bars = perplexity_bars(context) if finite and checks == CHECKS else ()
     progress("done", len(checks), len(checks))
     return Verdict(
         results=tuple(results),
         subject=_subject(context),
         notes=tuple(notes),
+        perplexity=bars,
+        fingerprint=fingerprint(),
         seconds=time.perf_counter() - started_s,
     )
+
+
+def _progress_within(progress: Progress, index: int, total: int, what: str) -> None:
+    progress(what, index, total)
+
+
+def model_digest(context: CheckContext) -> str:
+    """SHA-256 of the checkpoint, empty for an engine that does not know it."""
+    return context.base.llm.model_digest if isinstance(context.base, EngineSubject) else ""
 
 
 def _first_request_s(context: CheckContext) -> float:

@@ -13,11 +13,35 @@ from deepinfer.engine.api import (
     DraftRequest,
     DraftResult,
     EngineConfig,
+    Float32Array,
+    GenerateRequest,
     PrefillMode,
     RequestFailure,
     ScoreRequest,
     ScoreResult,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What an engine generated for one request.
+
+    Attributes:
+        token_ids: the emitted tokens, in order.
+        positions: absolute position of each.
+        rows: per token the raw logits row float32 [V] that it was chosen from.
+        raw_logprobs, processed_logprobs: of each token, nats.
+        num_hit_tokens: prompt positions that came from the prefix cache.
+        num_preemptions: how often the request lost its caches and was computed again.
+    """
+
+    token_ids: Sequence[int]
+    positions: Sequence[int]
+    rows: Sequence[Float32Array]
+    raw_logprobs: Sequence[float]
+    processed_logprobs: Sequence[float]
+    num_hit_tokens: int = 0
+    num_preemptions: int = 0
 
 
 class Subject(Protocol):
@@ -31,6 +55,13 @@ class Subject(Protocol):
         """Draft a block at each anchor of each request; results stand in the order of the requests."""
         ...
 
+    def generate(self, requests: Sequence[GenerateRequest], target: str) -> Generated | RequestFailure:
+        """Continue the requests together and report the one called ``target``.
+
+        An empty name asks for none: whatever is returned then means nothing.
+        """
+        ...
+
     def prefill_state(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[Any]]:
         """Every cache entry that a prefill of the sequence leaves behind, by name."""
         ...
@@ -40,7 +71,7 @@ class SubjectFactory(Protocol):
     """Opens the engine under test with another configuration of the same model."""
 
     def __call__(self, config: EngineConfig) -> Subject:
-        """Open it; errors are those of the engine."""
+        """Open it, with caches of its own; errors are those of the engine."""
         ...
 
 
@@ -96,7 +127,9 @@ class Sample:
     Attributes:
         sample_id: the document's name.
         token_ids: begin token first.
+        workload: the bundled workload it belongs to, as reports group it.
     """
 
     sample_id: str
     token_ids: tuple[int, ...]
+    workload: str = ""

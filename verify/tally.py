@@ -8,7 +8,8 @@ import numpy as np
 
 from deepinfer.engine.api import DraftResult, RequestFailure, ScoreResult
 from deepinfer.verify.compare import AnyArray, Comparison, compare_arrays
-from deepinfer.verify.result import CheckResult, LocatedDifference, Status
+from deepinfer.verify.outcome import Outcome
+from deepinfer.verify.result import Cell, CheckResult, Failure, LocatedDifference, Status
 
 BY_POSITION = ("token_ids", "valid", "logprobs", "ranks", "logits")
 SCORE_ARRAYS = (*BY_POSITION, "final_logits")
@@ -24,6 +25,9 @@ class Tally:
         self.num_comparisons = 0
         self.num_inspected = 0
         self.num_different = 0
+        self.num_cases = 0
+        self.cells: dict[str, Cell] = {}
+        self.failure: Failure | None = None
         self.figures: dict[str, float] = {}
         self._first: LocatedDifference | None = None
         self._non_finite: str | None = None
@@ -36,6 +40,31 @@ class Tally:
         comparison = compare_arrays(left, right)
         position = comparison.first.coordinates[0] if by_position and comparison.first else None
         self._note(LocatedDifference(case=case, array=array, comparison=comparison, position=position))
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Add what a case gave."""
+        self.num_cases += 1
+        self.num_comparisons += outcome.num_rows
+        self.num_inspected += outcome.num_arrays
+        before = self.cells.get(outcome.case.workload, Cell())
+        self.cells[outcome.case.workload] = Cell(
+            num_cases=before.num_cases + 1,
+            num_rows=before.num_rows + outcome.num_rows,
+            num_differing=before.num_differing + len(outcome.differing),
+        )
+        if outcome.differs:
+            self.num_different += outcome.num_different - 1
+            self._note(
+                LocatedDifference(
+                    case=f"{outcome.case.case_id} ({outcome.case.describe()})",
+                    array=outcome.array,
+                    comparison=outcome.comparison,
+                    position=outcome.position,
+                )
+            )
+        elif outcome.blocked is not None:
+            self.block(outcome.blocked)
+        self._expect_finite(outcome.case.case_id, outcome.non_finite)
 
     def mappings(self, case: str, left: Mapping[str, AnyArray], right: Mapping[str, AnyArray]) -> None:
         """Compare arrays by name; a name on one side only is a difference."""
@@ -100,6 +129,9 @@ class Tally:
             num_inspected=self.num_inspected,
             difference=self._first,
             num_different=self.num_different,
+            num_cases=self.num_cases,
+            cells=dict(self.cells),
+            failure=self.failure,
             figures=dict(self.figures),
         )
 

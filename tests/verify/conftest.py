@@ -16,6 +16,7 @@ from deepinfer.engine.api import (
     DraftRequest,
     DraftResult,
     EngineConfig,
+    GenerateRequest,
     PrefillMode,
     RequestFailure,
     ScoreRequest,
@@ -26,7 +27,8 @@ from deepinfer.engine.model_config import ModelConfig
 from deepinfer.verify.checks import yoco_metadata
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.drift import log_sum_exp
-from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample
+from deepinfer.verify.size import Size
+from deepinfer.verify.subject import DecoderRows, Generated, PlannedChunk, PlanRows, Sample
 
 WIDTH = 16  # logits of the fake; the checks never ask how many there are
 BLOCK = 3
@@ -42,6 +44,7 @@ class Faults:
 
     score: Callable[[EngineConfig, list[Any]], None] = nothing
     draft: Callable[[EngineConfig, list[Any]], None] = nothing
+    generate: Callable[[EngineConfig, list[Generated]], None] = nothing
     state: Callable[[EngineConfig, dict[str, npt.NDArray[Any]]], None] = nothing
     plan: Callable[[PrefillMode, Sequence[PlannedChunk], DecoderRows], None] = nothing
 
@@ -52,11 +55,18 @@ def numbers(token_ids: Sequence[int], purpose: int, shape: tuple[int, ...]) -> n
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Leading tokens that two sequences share."""
+    differs = [a != b for a, b in zip(one, other, strict=False)]
+    return differs.index(True) if True in differs else len(differs)
+
+
 class FakeSubject:
     """Answers like an engine would, at the cost of a hash a row."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, faults: Faults) -> None:
         self.config, self.model, self.faults = config, model, faults
+        self.seen: list[list[int]] = []
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResult | RequestFailure]:
         results: list[ScoreResult | RequestFailure] = [self._score(request) for request in requests]
@@ -67,6 +77,35 @@ class FakeSubject:
         results: list[DraftResult | RequestFailure] = [self._draft(request) for request in requests]
         self.faults.draft(self.config, results)
         return results
+
+    def generate(self, requests: Sequence[GenerateRequest], target: str) -> Generated | RequestFailure:
+        """Greedy or seeded choices from the same rows that scoring gives."""
+        found: list[Generated] = []
+        for request in requests:
+            ids, rows, drawn = list(request.token_ids), [], []
+            seed = (request.params.seed or 1) % 2**31 if request.params.temperature else 0
+            for _ in range(request.params.max_tokens):
+                rows.append(numbers(ids, 0, (WIDTH,)))
+                noise = numbers([*ids, seed], 5, (WIDTH,)) if seed else 0
+                drawn.append(int((rows[-1] + noise).argmax()) + 4)
+                ids.append(drawn[-1])
+            first = len(request.token_ids)
+            shared = [common_length(old, request.token_ids) for old in self.seen]
+            found.append(
+                Generated(
+                    token_ids=drawn,
+                    positions=list(range(first, len(ids))),
+                    rows=rows,
+                    raw_logprobs=[0.0] * len(rows),
+                    processed_logprobs=[0.0] * len(rows),
+                    num_hit_tokens=max(shared, default=0) // 128 * 128,
+                    num_preemptions=int(self.config.num_cache_blocks < len(requests) + 2),
+                )
+            )
+        self.seen += [list(request.token_ids) for request in requests]
+        self.faults.generate(self.config, found)
+        names = [request.request_id for request in requests]
+        return found[names.index(target) if target in names else 0]
 
     def prefill_state(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[Any]]:
         state: dict[str, npt.NDArray[Any]] = {
@@ -166,6 +205,7 @@ def make_context(model: ModelConfig) -> Callable[..., CheckContext]:
         *,
         reference_dir: Path | None = None,
         open_subject: Callable[[EngineConfig], Any] | None = None,
+        size: Size = Size.DEFAULT,
         **seeded: Callable[..., None],
     ) -> CheckContext:
         faults = Faults(**seeded)
@@ -176,12 +216,13 @@ def make_context(model: ModelConfig) -> Callable[..., CheckContext]:
         ]
         return CheckContext(
             model=model,
-            model_name="fake",
+            model_name="fake (bundled)",
             engine=EngineConfig(),
             open_subject=open_subject or (lambda config: FakeSubject(config, model, faults)),
             plan_rows=fake_plan(model, faults),
             load_documents=lambda: documents,
             reference_dir=reference_dir,
+            size=size,
         )
 
     return make

@@ -12,23 +12,23 @@ from deepinfer.verify import runner
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.result import Status, Verdict
 from deepinfer.verify.runner import VerifyConfig, run_verify, select_checks
+from deepinfer.verify.size import Size
 
 MakeContext = Callable[..., CheckContext]
 
 
 def verify(context: CheckContext, **options: Any) -> Verdict:
-    return run_verify(VerifyConfig(**options), open_context=lambda model_dir, engine: context)
+    return run_verify(VerifyConfig(**options), open_context=lambda model_dir, engine, size: context)
 
 
 def test_a_sound_engine_is_the_same_in_every_check_that_applies(make_context: MakeContext) -> None:
     verdict = verify(make_context())
     statuses = {result.name: result.status for result in verdict.results}
-    for absent in ("reference", "baselines"):  # the fake has no reference outputs and scores no texts
-        assert statuses.pop(absent) is Status.NOT_APPLICABLE
-    assert set(statuses.values()) == {Status.SAME}
-    assert list(statuses) == [
-        check.name for check in runner.CHECKS if check.name not in ("reference", "baselines")
-    ]
+    assert list(statuses) == [check.name for check in runner.CHECKS]
+    # the fake has no reference outputs, no ops, one process, no packed caches, and scores no texts
+    absent = {name for name, status in statuses.items() if status is Status.NOT_APPLICABLE}
+    assert absent == {"reference", "kernels", "process", "packing", "baselines"}
+    assert {status for name, status in statuses.items() if name not in absent} == {Status.SAME}
     assert (verdict.exit_code, verdict.name) == (0, "same")
     assert verdict.num_comparisons > 5000
 
@@ -39,7 +39,7 @@ def test_non_finite_comes_first_and_the_control_second() -> None:
 
 def test_one_red_check_makes_the_verdict_different_and_hides_no_other(make_context: MakeContext) -> None:
     def fault(config: EngineConfig, results: list[Any]) -> None:
-        if config.num_threads == 2:
+        if config.num_threads == 2 and config.max_batch_tokens == 2048 and len(results[0].token_ids) > 250:
             results[0].logprobs.view(np.uint32)[8] ^= 1
 
     verdict = verify(make_context(score=fault))
@@ -100,10 +100,33 @@ def test_progress_names_each_check_and_ends_full(make_context: MakeContext) -> N
     seen: list[tuple[str, int, int]] = []
     config = VerifyConfig(checks=("nonfinite", "yoco-metadata"))
     context = make_context()
-    run_verify(config, lambda *step: seen.append(step), open_context=lambda model_dir, engine: context)
+    run_verify(config, lambda *step: seen.append(step), open_context=lambda model_dir, engine, size: context)
     compiling = "first request (compiles the kernels once per version)"
     names = ["loading the model", compiling, "nonfinite", "yoco-metadata", "done"]
     assert seen == list(zip(names, [0, 0, 0, 1, 2], [2] * 5, strict=True))
+
+
+def test_progress_tells_the_case_that_runs(make_context: MakeContext) -> None:
+    seen: list[str] = []
+    context = make_context(size=Size.QUICK)
+    run_verify(
+        VerifyConfig(checks=("threads",)),
+        lambda what, done, total: seen.append(what),
+        open_context=lambda model_dir, engine, size: context,
+    )
+    assert "threads: 2-0" in seen
+
+
+def test_scenarios_run_by_themselves(make_context: MakeContext) -> None:
+    verdict = verify(make_context(), scenarios=("all",))
+    statuses = {result.name: result.status for result in verdict.results}
+    assert len(statuses) == 13
+    assert statuses.pop("vllm-7627") is Status.NOT_APPLICABLE
+    assert set(statuses.values()) == {Status.SAME}
+    with pytest.raises(ConfigError, match="unknown scenario 'vllm-1'; known: all, vllm-11778"):
+        verify(make_context(), scenarios=("vllm-1",))
+    with pytest.raises(ConfigError, match="drop --check and --tier"):
+        verify(make_context(), scenarios=("all",), checks=("batch",))
 
 
 @pytest.mark.parametrize("tier", ["metadata", "logprobs", "confidence"])
@@ -118,7 +141,7 @@ def test_checks_run_in_their_own_order_however_they_are_named() -> None:
 
 def test_an_unknown_check_lists_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown check 'bacth'; known: nonfinite, rerun, reference, batch"
+        ConfigError, match=r"unknown check 'bacth'; known: nonfinite, rerun, reference, kernels, batch"
     ):
         select_checks(VerifyConfig(checks=("bacth",)))
 

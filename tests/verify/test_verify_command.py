@@ -26,7 +26,7 @@ def verify(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> Callab
 
     def run(*arguments: str, **seeded: Any) -> Result:
         context = make_context(**seeded)
-        fake = partial(runner.run_verify, open_context=lambda model_dir, engine: context)
+        fake = partial(runner.run_verify, open_context=lambda model_dir, engine, size: context)
         monkeypatch.setattr(runner, "run_verify", fake)
         return CliRunner().invoke(main, ["verify", *arguments], env={"GITHUB_STEP_SUMMARY": None})
 
@@ -37,7 +37,7 @@ def test_same_is_zero(verify: Callable[..., Result]) -> None:
     result = verify()
     assert result.exit_code == 0, result.output
     assert "verdict: same" in result.stdout.splitlines()[-1]
-    assert "[0/9] nonfinite" in result.stderr
+    assert "[0/19] nonfinite" in result.stderr
 
 
 def test_different_is_one(verify: Callable[..., Result]) -> None:
@@ -48,7 +48,7 @@ def test_different_is_one(verify: Callable[..., Result]) -> None:
 
     result = verify("--check", "batch", score=fault)
     assert result.exit_code == 1
-    assert "batch of 7" in result.stdout
+    assert "batch/7-first" in result.stdout
 
 
 def test_values_that_are_not_finite_are_five(verify: Callable[..., Result]) -> None:
@@ -102,5 +102,7 @@ def test_files_for_other_tools_are_written(verify: Callable[..., Result], tmp_pa
 
 def test_the_list_explains_every_check() -> None:
     lines = CliRunner().invoke(main, ["verify", "--list"]).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == [check.name for check in runner.CHECKS]
+    names = [line.split()[0] for line in lines]
+    assert names[: len(runner.CHECKS)] == [check.name for check in runner.CHECKS]
+    assert len(names) == len(runner.CHECKS) + 13
     assert all(len(line.split()) > 5 for line in lines)

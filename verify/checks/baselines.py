@@ -25,7 +25,7 @@ from deepinfer.verify.baseline_run import CheckReport, check_samples
 from deepinfer.verify.check import Check
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.gate import BaselineGate
-from deepinfer.verify.result import Case, CheckResult, Status
+from deepinfer.verify.result import Item, CheckResult, Status
 
 NAME = "baselines"
 
@@ -86,8 +86,8 @@ def _result(report: CheckReport, gate: BaselineGate, num_unlocked: int) -> Check
         detail=detail,
         num_inspected=report.num_rows,
         num_different=report.counts.get(CheckStatus.DIFFERENT, 0),
-        cases=tuple(
-            Case(
+        items=tuple(
+            Item(
                 group=str(outcome.key.scope),
                 name=outcome.key.sample,
                 status=_STATUSES[outcome.status],

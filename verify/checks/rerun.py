@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from deepinfer.verify.check import Check
-from deepinfer.verify.context import CheckContext, full_requests
-from deepinfer.verify.result import CheckResult
-from deepinfer.verify.tally import Tally
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from deepinfer.verify.case import Ask, Case, Place, Trial
+from deepinfer.verify.case_check import case_check
+from deepinfer.verify.context import CheckContext
 
 NAME = "rerun"
 
 
-def run(context: CheckContext) -> CheckResult:
-    """Score the shared samples again, and again after opening the engine a second time."""
-    tally = Tally(NAME)
-    requests = full_requests(context.base_samples)
-    first_results = context.base_results
-    again = context.base.score(requests)
-    afresh = context.reopened().score(requests)
-    for sample, first, second, third in zip(context.base_samples, first_results, again, afresh, strict=True):
-        tally.scores(f"{sample.sample_id} against a second run", first, second)
-        tally.scores(f"{sample.sample_id} against an engine opened afresh", first, third)
-    return tally.result("a second run and an engine opened afresh give the same bytes")
+def cases(context: CheckContext) -> Iterator[Case]:
+    """Score the same batch twice, and once more by an engine opened afresh; generate twice."""
+    lengths = context.size.pick((61, 33), (300, 257, 129), (300, 257, 129, 383, 191))
+    samples = context.samples(lengths)
+    prompts = tuple(sample.token_ids for sample in samples)
+    for index, sample in enumerate(samples):
+        once = Trial(ask=Ask.SCORE, prompts=prompts, target=index)
+        named: dict[str, Any] = {"check": NAME, "workload": sample.workload, "left": once}
+        yield Case(**named, name=f"again-{index}", right=once)
+        yield Case(**named, name=f"reopened-{index}", right=replace(once, place=Place.REOPENED))
+    for index in range(context.size.pick(1, 2, 5)):
+        sample = context.sample(index, 70)
+        once = Trial(
+            ask=Ask.GENERATE,
+            prompts=(sample.token_ids,),
+            max_tokens=context.size.pick(8, 32, 64),
+            temperature=0.9,
+            seeds=(index + 1,),
+        )
+        yield Case(check=NAME, name=f"generate-{index}", workload=sample.workload, left=once, right=once)
 
 
-CHECK = Check(
-    name=NAME, about="the same batch twice, and by an engine opened afresh, gives equal bytes", run=run
+CHECK = case_check(
+    NAME,
+    "control: the same batch twice, and by an engine opened afresh, scored and generated: equal bytes",
+    cases,
+    "a second run = an engine opened afresh = the first run",
 )

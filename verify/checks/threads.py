@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from deepinfer.verify.check import Check
-from deepinfer.verify.context import CheckContext, full_requests
-from deepinfer.verify.result import CheckResult
-from deepinfer.verify.tally import Tally
+from collections.abc import Iterator
+from dataclasses import replace
+
+from deepinfer.verify.case import Ask, Case, Trial, settings
+from deepinfer.verify.case_check import case_check
+from deepinfer.verify.context import CheckContext
 
 NAME = "threads"
 
 
-def run(context: CheckContext) -> CheckResult:
-    """Score the shared samples with one thread and with two."""
-    tally = Tally(NAME)
-    requests = full_requests(context.base_samples)
-    one = context.varied(num_threads=1).score(requests)
-    two = context.varied(num_threads=2).score(requests)
-    for sample, left, right in zip(context.base_samples, one, two, strict=True):
-        tally.scores(f"{sample.sample_id} on 1 thread against 2", left, right)
-    return tally.result("1 thread = 2 threads")
+def cases(context: CheckContext) -> Iterator[Case]:
+    """Score long samples, which every op splits, with one thread and with more."""
+    lengths = context.size.pick((97,), (300, 383), (300, 257, 129, 383, 191))
+    samples = context.samples(lengths)
+    prompts = tuple(sample.token_ids for sample in samples)
+    for index, sample in enumerate(samples):
+        one = Trial(ask=Ask.SCORE, prompts=prompts, target=index, engine=settings(num_threads=1))
+        for count in context.size.pick((2,), (2, 3), (2, 3, 4, 7)):
+            more = replace(one, engine=settings(num_threads=count))
+            yield Case(check=NAME, name=f"{count}-{index}", workload=sample.workload, left=one, right=more)
 
 
-CHECK = Check(name=NAME, about="scores on 1 thread = scores on 2 threads", run=run)
+CHECK = case_check(
+    NAME, "scores on 1 thread = scores on 2 and more threads", cases, "1 thread = more threads"
+)

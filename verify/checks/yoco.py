@@ -7,9 +7,15 @@ against mode ``off``, since truncation cuts windows that the exact model has; th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
 from deepinfer.engine.api import PrefillMode, RequestFailure, ScoreResult
+from deepinfer.engine.step_plan import BLOCK_TOKENS
+from deepinfer.verify.case import Ask, Case, Need, Trial, settings
+from deepinfer.verify.case_check import run_cases
 from deepinfer.verify.check import Check, Tier
 from deepinfer.verify.context import CheckContext, full_requests
 from deepinfer.verify.drift import Drift
@@ -41,19 +47,59 @@ def run(context: CheckContext) -> CheckResult:
         tally.mappings(case, masked_states[index], compact.prefill_state(sample.token_ids))
         drift.add(exact[index], compacted[index])
         _expect_kept_rows(tally, context, sample, compacted[index])
+    run_cases(context, tally, cases(context))
     tally.figures.update(drift.figures())
     return tally.result(
-        f"mask = compact in {tally.num_comparisons} rows and {tally.num_inspected} cache arrays; "
-        f"{drift.describe()}"
+        f"mask = compact in {tally.num_comparisons} rows and {tally.num_inspected} arrays, for every "
+        f"chunking, with decoding and prefix hits; {drift.describe()}"
     )
+
+
+def cases(context: CheckContext) -> Iterator[Case]:
+    """Mask against compact in chunks of all kinds, while decoding behind them, and on a warm prefix cache."""
+    if not context.model.supports_truncated_prefill:
+        return
+    pick, keep = context.size.pick, kept_rows(context)
+    window = context.model.sliding_window
+    chunk_sizes = pick(
+        (keep - 1,), (1, 7, window, keep), (1, 2, 7, window - 1, window, window + 1, keep, 128)
+    )
+    for number, size in enumerate(chunk_sizes):
+        sample = context.sample(number, keep + pick(20, 33, 90) + number)
+        for ask in (Ask.SCORE, Ask.STATE):
+            mask = _truncated(Trial(ask=ask, prompts=(sample.token_ids,)), PrefillMode.MASK)
+            compact = _truncated(replace(mask, engine=settings(max_chunk_tokens=size)), PrefillMode.COMPACT)
+            yield _case(f"chunks-{size}-{ask}", sample, mask, compact)
+    for number in range(pick(1, 2, 5)):
+        sample = context.sample(number, 2 * BLOCK_TOKENS + keep - number)
+        plain = Trial(
+            ask=Ask.GENERATE,
+            prompts=(sample.token_ids,),
+            max_tokens=pick(5, 16, 32),
+            engine=settings(num_cache_blocks=16),
+        )
+        mask, compact = (_truncated(plain, mode) for mode in (PrefillMode.MASK, PrefillMode.COMPACT))
+        yield _case(f"decode-{number}", sample, mask, compact)
+        warm = replace(compact, before=((*sample.token_ids[:-keep], *sample.token_ids[: keep // 2]),))
+        yield _case(f"warm-{number}", sample, mask, warm)
+
+
+def _case(name: str, sample: Sample, left: Trial, right: Trial) -> Case:
+    need = Need.HIT if right.before else Need.NOTHING
+    return Case(check=NAME, name=name, workload=sample.workload, left=left, right=right, need=need)
+
+
+def _truncated(trial: Trial, mode: PrefillMode) -> Trial:
+    return replace(trial, engine=(*trial.engine, *settings(prefill=mode)))
 
 
 def truncated_samples(context: CheckContext) -> list[Sample]:
     """Samples whose lengths lie around the number of kept rows, and well beyond it."""
     keep = kept_rows(context)
     window = context.model.sliding_window
-    lengths = (keep - 1, keep, keep + 1, keep + window - 1, 2 * keep + window + 1, 3 * keep + 2 * window + 3)
-    return context.samples(lengths)
+    edges = (keep - 1, keep, keep + 1)
+    lengths = (*edges, keep + window - 1, 2 * keep + window + 1, 3 * keep + 2 * window + 3)
+    return context.samples(context.size.pick((keep, keep + window - 1), lengths, lengths))
 
 
 def kept_rows(context: CheckContext) -> int:
@@ -90,4 +136,5 @@ CHECK = Check(
     about="truncated prefill: mask = compact in every logits row and cache entry; drift from off as figures",
     run=run,
     tier=Tier.LOGPROBS,
+    cases=cases,
 )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from deepinfer.engine.api import DraftRequest, PrefillMode
+from deepinfer.verify.case import Ask, Case, Trial, settings
+from deepinfer.verify.case_check import run_cases
 from deepinfer.verify.check import Check, Tier
-from deepinfer.verify.checks.yoco import not_applicable, truncated_samples
+from deepinfer.verify.checks.yoco import kept_rows, not_applicable, truncated_samples
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.result import CheckResult, Status
 from deepinfer.verify.tally import Tally
@@ -34,7 +39,19 @@ def run(context: CheckContext) -> CheckResult:
     compact = context.varied(prefill=PrefillMode.COMPACT).draft(requests)
     for sample, left, right in zip(samples, masked, compact, strict=True):
         tally.drafts(f"draft of {sample.sample_id} masked against compact", left, right)
+    run_cases(context, tally, cases(context))
     return tally.result(f"mask = compact in {tally.num_comparisons} drafted rows, tokens and confidences")
+
+
+def cases(context: CheckContext) -> Iterator[Case]:
+    """Drafts after mask against drafts after compact, prefilled in chunks."""
+    if not context.model.supports_truncated_prefill or context.model.num_nextn_predict_layers == 0:
+        return
+    for number, size in enumerate(context.size.pick((17,), (1, 64, 73), (1, 7, 17, 63, 64, 65, 73, 128))):
+        sample = context.sample(number, kept_rows(context) + 31 + number)
+        mask = Trial(ask=Ask.DRAFT, prompts=(sample.token_ids,), engine=settings(prefill=PrefillMode.MASK))
+        compact = replace(mask, engine=settings(prefill=PrefillMode.COMPACT, max_chunk_tokens=size))
+        yield Case(check=NAME, name=f"chunks-{size}", workload=sample.workload, left=mask, right=compact)
 
 
 CHECK = Check(
@@ -42,4 +59,5 @@ CHECK = Check(
     about="truncated prefill: draft tokens, draft logits and confidences of mask = those of compact",
     run=run,
     tier=Tier.CONFIDENCE,
+    cases=cases,
 )

@@ -32,7 +32,8 @@ def run(context: CheckContext) -> CheckResult:
     window = context.model.sliding_window
     tally = Tally(NAME)
     num_chunks = 0
-    for keep, chunks in steps(window, context.model.min_keep):
+    num_random = context.size.pick(min(120, NUM_RANDOM_STEPS), NUM_RANDOM_STEPS, NUM_RANDOM_STEPS)
+    for keep, chunks in steps(window, context.model.min_keep, num_random):
         case = f"keep {keep}, window {window}, {describe(chunks)}"
         masked = context.plan_rows(chunks, keep, PrefillMode.MASK)
         compact = context.plan_rows(chunks, keep, PrefillMode.COMPACT)
@@ -46,7 +47,9 @@ def run(context: CheckContext) -> CheckResult:
     return tally.result(f"{num_chunks:,} chunks of prompts, {tally.num_inspected:,} planned rows")
 
 
-def steps(window: int, min_keep: int) -> Iterator[tuple[int, list[PlannedChunk]]]:
+def steps(
+    window: int, min_keep: int, num_random: int = NUM_RANDOM_STEPS
+) -> Iterator[tuple[int, list[PlannedChunk]]]:
     """Kept counts and the chunks of one step; the same ones on every run."""
     for keep in sorted({min_keep, min_keep + 1, max(min_keep, 2 * window), min_keep + 3 * window}):
         edges = {1, 2, window - 1, window, window + 1, keep - 1, keep, keep + 1, 2 * keep + window + 1}
@@ -60,7 +63,7 @@ def steps(window: int, min_keep: int) -> Iterator[tuple[int, list[PlannedChunk]]
                 yield keep, [PlannedChunk(start=0, end=cut, num_tokens=num_tokens, base=0)]
                 yield keep, [PlannedChunk(start=cut, end=num_tokens, num_tokens=num_tokens, base=0)]
     choose = random.Random(20)
-    for _ in range(NUM_RANDOM_STEPS):
+    for _ in range(num_random):
         chunks, base = [], 0
         for _ in range(3):
             num_tokens = choose.randint(1, MAX_RANDOM_TOKENS)

@@ -1,0 +1,112 @@
+"""Names the first layer, op, row and tensor in which two traces differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deepinfer.engine.op_trace import Label, Tracer
+
+Digests = dict[tuple[Label, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Digests of one side.
+
+    Attributes:
+        labels: in the order of execution.
+        digests: (label, position) -> the distinct digests seen there, sorted; more than one means that the
+            same thing was computed twice with different bits.
+    """
+
+    labels: tuple[Label, ...]
+    digests: Digests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """Where two traces part.
+
+    Attributes:
+        layer: backbone layer; ``num_layers`` stands for head and sampling.
+        site: function that calls the op.
+        op: the op, or the name of a tensor that no op made.
+        number: how many calls of this op by this function in this layer came before.
+        tensor: what differs: ``out`` blames the op, ``in NAME`` what was read from a cache or handed over.
+        position: absolute position of the row.
+        num_differing: digests that differ in all.
+        num_compared: digests that both sides have.
+    """
+
+    layer: int
+    site: str
+    op: str
+    number: int
+    tensor: str
+    position: int
+    num_differing: int
+    num_compared: int
+
+    def describe(self) -> str:
+        """One line."""
+        what = (
+            f"output of {self.op}"
+            if self.tensor.startswith("out")
+            else f"input {self.tensor[3:]} of {self.op}"
+        )
+        call = f", call {self.number + 1}" if self.number else ""
+        return (
+            f"layer {self.layer}, {what} in {self.site}{call}, row of position {self.position} "
+            f"({self.num_differing:,} of {self.num_compared:,} digests differ after it)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+def trace_of(tracer: Tracer) -> Trace:
+    """What a tracer recorded."""
+    labels = tuple(tracer.labels)
+    digests = {
+        (labels[number], position): tuple(sorted(set(found)))
+        for (number, position), found in tracer.digests.items()
+    }
+    return Trace(labels=labels, digests=digests)
+
+
+def first_difference(left: Trace, right: Trace) -> Location | None:
+    """The first row that differs, and in it the first op; None if all that both sides have is equal.
+
+    A row depends on rows at its own and earlier positions, in earlier ops, so whatever stands first in this
+    order had equal inputs: it is where the difference began.
+    """
+    order = execution_order(left.labels, right.labels)
+    shared = left.digests.keys() & right.digests.keys()
+    differing = [key for key in shared if left.digests[key] != right.digests[key]]
+    if not differing:
+        return None
+    label, position = min(differing, key=lambda key: (key[1], order[key[0]]))
+    return Location(
+        layer=label.layer,
+        site=label.site,
+        op=label.op,
+        number=label.number,
+        tensor=label.tensor,
+        position=position,
+        num_differing=len(differing),
+        num_compared=len(shared),
+    )
+
+
+def execution_order(left: Iterable[Label], right: Iterable[Label]) -> dict[Label, int]:
+    """Labels of both sides in the order of execution; a label of one side alone keeps its neighbours."""
+    seen = list(dict.fromkeys(left))
+    known = set(seen)
+    for label in right:
+        if label not in known:
+            seen.append(label)
+    ranked = sorted(range(len(seen)), key=lambda i: (seen[i].layer, i))  # stable within a layer
+    return {seen[i]: rank for rank, i in enumerate(ranked)}
