@@ -21,18 +21,11 @@ def test_greeting(locked_logprobs):
 def run(folder: Path, *options: str, value: str = "-1.25", ci: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "test_theirs.py").write_text(THEIR_TEST.format(value=value))
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    if not plugin_is_installed():
-        command += ["-p", "deepinfer.baselines.pytest_plugin"]
-    environment = {**os.environ, "CI": ci}
+    command += ["-p", "deepinfer.baselines.pytest_plugin"]  # named, so that it need not be installed
+    environment = {**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
         [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-
-
-def plugin_is_installed() -> bool:
-    from importlib.metadata import entry_points
-
-    return any(point.value == "deepinfer.baselines.pytest_plugin" for point in entry_points(group="pytest11"))
 
 
 def test_lock_once_then_one_bit_is_red(tmp_path: Path) -> None:
