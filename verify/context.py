@@ -12,8 +12,8 @@ from typing import Any
 from deepinfer.engine.api import EngineConfig, RequestFailure, ScoreRequest, ScoreResult
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.eval.engines.protocol import Scorer
-from deepinfer.verify.gate import bundled_gate
 from deepinfer.verify.case import Answer, Ask, Place, Trial
+from deepinfer.verify.gate import bundled_gate
 from deepinfer.verify.size import Size
 from deepinfer.verify.subject import PlanRows, Sample, Subject, SubjectFactory
 from deepinfer.verify.trial_run import TrialRunner

@@ -37,8 +37,8 @@ from deepinfer.verify.checks import (
     yoco_metadata,
 )
 from deepinfer.verify.context import CheckContext, full_requests
-from deepinfer.verify.gate import BaselineGate, bundled_gate
 from deepinfer.verify.engine_subject import EngineSubject
+from deepinfer.verify.gate import BaselineGate, bundled_gate
 from deepinfer.verify.live import open_context
 from deepinfer.verify.pack import fingerprint, write_pack
 from deepinfer.verify.perplexity_bars import perplexity_bars

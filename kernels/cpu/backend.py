@@ -9,7 +9,6 @@ from deepinfer.kernels.cpu import (
     chains,
     compress,
     engram,
-    experts,
     fake_quant,
     hyper,
     indexer,
@@ -22,9 +21,9 @@ from deepinfer.kernels.cpu import (
     sampling,
 )
 from deepinfer.kernels.cpu import linear as linears
-from deepinfer.kernels.cpu.experts import PackedExperts
 from deepinfer.kernels.cpu.experts import moe as run_experts
 from deepinfer.kernels.cpu.linear import PackedLinear
+from deepinfer.kernels.cpu.packed_experts import PackedExperts, pack_experts
 from deepinfer.kernels.cpu.records import BoundRecords
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.interface import LoadExpert
@@ -48,7 +47,7 @@ class CpuOps:
 
     def pack_experts(self, num_experts: int, load: LoadExpert) -> PackedExperts:
         """See ``Ops``."""
-        return experts.pack_experts(num_experts, load)
+        return pack_experts(num_experts, load)
 
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """See ``Ops``."""

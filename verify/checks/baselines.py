@@ -25,7 +25,7 @@ from deepinfer.verify.baseline_run import CheckReport, check_samples
 from deepinfer.verify.check import Check
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.gate import BaselineGate
-from deepinfer.verify.result import Item, CheckResult, Status
+from deepinfer.verify.result import CheckResult, Item, Status
 
 NAME = "baselines"
 
