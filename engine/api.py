@@ -244,6 +244,7 @@ class TokenRecord:
         prompt: scores of the prompt, on the first token if asked for; ``valid`` is False in the holes.
         finish_reason: ``stop``, ``length``, ``abort`` or ``prompt_length_exceeded`` on the last record of a
             sample, else empty.
+        num_hit_tokens, num_preemptions: of the sample, on its last record; no part of what was answered.
     """
 
     request_id: str
@@ -256,6 +257,8 @@ class TokenRecord:
     top_logprobs: tuple[float, ...] = ()
     prompt: ScoreResult | None = None
     finish_reason: str = ""
+    num_hit_tokens: int = field(default=0, compare=False)
+    num_preemptions: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,15 +268,11 @@ class Completion:
     Attributes:
         request_id, sample_index: whose sample.
         records: in order; the last one has the finish reason.
-        num_hit_tokens: prompt positions that came from the prefix cache.
-        num_preemptions: how often it was computed again.
     """
 
     request_id: str
     sample_index: int
     records: tuple[TokenRecord, ...]
-    num_hit_tokens: int = 0
-    num_preemptions: int = 0
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -284,6 +283,11 @@ class Completion:
     def finish_reason(self) -> str:
         """Why it ended."""
         return self.records[-1].finish_reason
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Positions that came from the prefix cache, over all its admissions."""
+        return self.records[-1].num_hit_tokens
 
 
 class FinishReason(StrEnum):

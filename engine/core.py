@@ -205,6 +205,8 @@ class EngineCore:
             top_logprobs=() if top_logprobs is None else tuple(top_logprobs.tolist()),
             prompt=None if sheet is None else sheet.result(),
             finish_reason=reason or "",
+            num_hit_tokens=sequence.num_hit_tokens if reason else 0,
+            num_preemptions=sequence.num_preemptions if reason else 0,
         )
 
     def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -223,6 +225,8 @@ class EngineCore:
             raw_logprob=math.nan,
             processed_logprob=math.nan,
             finish_reason=reason,
+            num_hit_tokens=sequence.num_hit_tokens,
+            num_preemptions=sequence.num_preemptions,
         )
 
     @property
@@ -247,7 +251,6 @@ class EngineCore:
         match.snapshot.restore(self.caches, sequence.slot, match.num_tokens)
         sequence.blocks = list(match.blocks)
         sequence.num_computed = match.num_tokens
-        sequence.num_hit_tokens += match.num_tokens
 
     def _remember(self, step: Step, view: StepView, sequences: Items[Sequence]) -> None:
         """Make the blocks that this step completed findable, with the state at their ends."""

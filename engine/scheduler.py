@@ -116,6 +116,7 @@ class Scheduler:
             self._drop(sequence)
             return False
         sequence.blocks += blocks
+        sequence.num_hit_tokens += sequence.num_computed  # once, however often it had to wait
         self.waiting.popleft()
         self.running.append(sequence)
         return True

@@ -105,6 +105,7 @@ def test_generated_blocks_are_reused(llm: LLM) -> None:
     follow_up = ids(100) + [r.token_id for r in first if r.token_id is not None] + ids(9, seed=4)
     hit = run(warm, follow_up)
     assert warm.tree.stats.hit_tokens == 128
+    assert [record.num_hit_tokens for record in hit] == [0] * (len(hit) - 1) + [128]
     assert hit == run(core(llm), follow_up)
 
 
