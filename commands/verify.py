@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -10,6 +11,7 @@ import click
 from deepinfer.commands.baseline_options import ci_option, store_option
 from deepinfer.commands.options import example, json_option, model_option, profile_option, threads_option
 from deepinfer.commands.progress import progress_display
+from deepinfer.commands.verdict_table import print_verdict
 from deepinfer.engine.api import EngineConfig, Profile
 from deepinfer.engine.errors import ConfigError
 
@@ -101,7 +103,10 @@ def verify(
     )
     with progress_display() as progress:
         verdict = runner.run_verify(plan, progress)
-    click.echo(report.render_json(verdict) if as_json else report.render_text(verdict))
+    if sys.stdout.isatty() and not as_json:
+        print_verdict(verdict)
+    else:
+        click.echo(report.render_json(verdict) if as_json else report.render_text(verdict))
     report.write_files(verdict, junit=junit, html=html, summary=summary)
     return verdict.exit_code
 

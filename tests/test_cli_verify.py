@@ -99,7 +99,8 @@ def test_five_inconclusive() -> None:
 
 
 def test_one_hundred_and_thirty_interrupted() -> None:
-    process = subprocess.Popen(VERIFY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [*VERIFY, "--check", "rerun", "--check", "batch"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     while "rerun" not in process.stderr.readline():
         assert process.poll() is None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from deepinfer.verify.bisection import Bisection
 from deepinfer.verify.explain import Explanation, Top
-from deepinfer.verify.pack import Replayed
+
+if TYPE_CHECKING:
+    from deepinfer.verify.bisection import Bisection
+    from deepinfer.verify.pack import Replayed
 
 
 def explanation_lines(found: Explanation) -> list[str]:

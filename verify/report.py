@@ -34,17 +34,26 @@ def render_text(verdict: Verdict) -> str:
         f"{name:<{widths[0]}}  {mark:<{widths[1]}}  {count:>{widths[2]}}  {seconds:>{widths[3]}}  {found}"
         for name, mark, count, seconds, found in rows
     ]
-    closing = (
-        f"verdict: {verdict.name} ({verdict.num_comparisons:,} comparisons of whole logits rows, "
-        f"{verdict.seconds:.1f} s, exit code {verdict.exit_code})"
-    )
-    failures = [
+    return "\n".join([head, "", *lines, *explanation_of(verdict), "", *closing_lines(verdict)])
+
+
+def explanation_of(verdict: Verdict) -> list[str]:
+    """The first failing case of every check that has one, a blank line before each."""
+    return [
         line
         for result in verdict.results
         if result.failure is not None
         for line in ("", f"-- {result.name}", *explanation_lines(result.failure.explanation))
     ]
-    return "\n".join([head, "", *lines, *failures, "", *verdict.notes, closing])
+
+
+def closing_lines(verdict: Verdict) -> list[str]:
+    """The notes, and the verdict last."""
+    return [
+        *verdict.notes,
+        f"verdict: {verdict.name} ({verdict.num_comparisons:,} comparisons of whole logits rows, "
+        f"{verdict.seconds:.1f} s, exit code {verdict.exit_code})",
+    ]
 
 
 def listing_records(checks: Sequence[Check]) -> list[dict[str, str | bool | None]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
+from deepinfer.verify.explain_text import explanation_lines
 from deepinfer.verify.result import Status, Verdict
 
 FORMAT_VERSION = 1
@@ -63,12 +65,14 @@ def render_junit(verdict: Verdict) -> str:
             name=result.name,
             time=f"{result.seconds:.3f}",
         )
-        _add_outcome(case, result.status, result.detail)
+        failure = result.failure
+        lines = [] if failure is None else explanation_lines(failure.explanation)
+        _add_outcome(case, result.status, result.detail, lines)
     for item in cases:
         case = ElementTree.SubElement(
             suite, "testcase", classname=_printable(item.group), name=_printable(item.name)
         )
-        _add_outcome(case, item.status, item.detail)
+        _add_outcome(case, item.status, item.detail, ())
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -86,17 +90,21 @@ def render_markdown(verdict: Verdict) -> str:
         shown = status if result.status is Status.SAME else f"**{status}**"
         cells = (result.name, shown, f"{result.num_comparisons:,}", _cell(result.detail))
         lines.append(f"| {' | '.join(cells)} |")
+    for result in verdict.results:
+        if result.failure is not None:
+            lines += ["", "```", *explanation_lines(result.failure.explanation), "```"]
     subject = ", ".join(f"{label} {value}" for label, value in verdict.subject.items())
     lines += ["", *(f"{note}  " for note in verdict.notes), f"{subject}, {verdict.seconds:.1f} s", ""]
     return "\n".join(lines) + "\n"
 
 
-def _add_outcome(case: ElementTree.Element, status: Status, detail: str) -> None:
+def _add_outcome(case: ElementTree.Element, status: Status, detail: str, lines: Sequence[str]) -> None:
     tag = {Status.DIFFERENT: "failure", Status.NOT_APPLICABLE: "skipped"}.get(status)
     if tag is None and _is_error(status):
         tag = "error"
     if tag is not None:
-        ElementTree.SubElement(case, tag, message=_printable(detail), type=status.value)
+        found = ElementTree.SubElement(case, tag, message=_printable(detail), type=status.value)
+        found.text = "\n".join(map(_printable, lines)) or None
     elif detail:
         ElementTree.SubElement(case, "system-out").text = _printable(detail)
 

@@ -18,6 +18,7 @@ from deepinfer.verify.context import BASE_LENGTHS, CheckContext
 from deepinfer.verify.live import open_context, plan_rows_of
 from deepinfer.verify.result import Status
 from deepinfer.verify.runner import CHECKS, VerifyConfig, run_verify
+from deepinfer.verify.size import Size
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +40,26 @@ def test_a_folder_without_a_config_is_a_clear_error(tmp_path: Path) -> None:
         open_context(tmp_path, EngineConfig())
 
 
-def test_the_bundled_model_passes_every_check() -> None:
-    verdict = run_verify(VerifyConfig())
+LOGITS_FREE = {"nonfinite", "reference", "yoco-metadata"}
+"""Checks that look at something else than pairs of logits rows."""
+
+
+@pytest.mark.parametrize(
+    ("size", "total", "each"),
+    [
+        (Size.QUICK, 600, 1),
+        pytest.param(Size.DEFAULT, 600, 32, marks=pytest.mark.slow),
+        pytest.param(Size.THOROUGH, 5500, 256, marks=pytest.mark.slow),
+    ],
+)
+def test_the_bundled_model_passes_every_check(size: Size, total: int, each: int) -> None:
+    verdict = run_verify(VerifyConfig(size=size))
     assert {result.name: result.status for result in verdict.results} == {
         check.name: Status.SAME for check in CHECKS
     }
-    assert verdict.num_comparisons >= 600
+    assert verdict.num_comparisons >= total
+    few = {r.name: r.num_comparisons for r in verdict.results if r.num_comparisons < each}
+    assert few.keys() <= LOGITS_FREE
 
 
 def spoil_logits(change: Callable[[Any], None]) -> Callable[..., Any]:
@@ -67,7 +82,7 @@ def test_a_head_that_depends_on_the_rows_beside_it_is_found(
             logits[:, 7] += logits[:, 7].abs() * 2.0**-23
 
     monkeypatch.setattr(Transformer, "logits", spoil_logits(change))
-    result = batch.run(live)
+    result = batch.CHECK.run(live)
     assert result.status is Status.DIFFERENT
     assert result.difference is not None
     assert result.difference.comparison.first is not None

@@ -17,10 +17,8 @@ from deepinfer.verify.self_test import FAULTS, FaultRecord, render, self_test
 # Those that need no kernel compiled and whose cases are short: the whole table is a slow test.
 FAST = (
     "linear-blas-for-few-rows",
-    "linear-races",
     "flipped-bit-in-a-scale",
     "entries-of-the-wrong-neighbour",
-    "history-of-the-neighbour",
     "kept-rows-by-chunk",
     "draw-keyed-by-row",
     "infinite-logit",
@@ -35,8 +33,8 @@ def test_faults_of_every_kind_are_found_and_named() -> None:
     records = self_test(faults=[named(name) for name in FAST], shrinking=False)
     assert [record.fault for record in records if not record.as_expected] == []
     assert all(record.detected for record in records)
-    assert sum(bool(record.expected) for record in records) == 6
-    assert "8 of 8 faults found, 6 named by bisect" in render(records)
+    assert sum(bool(record.expected) for record in records) == 4
+    assert "6 of 6 faults found, 4 named by bisect" in render(records)
 
 
 @pytest.mark.slow
