@@ -154,7 +154,7 @@ def trace(
         **fingerprint(),
     }
     write_trace(out, digests, about)
-    summary = {"digests": len(digests.digests), "tensors": len(digests.labels), "file": str(out)}
+    summary = {"digests": len(digests.digests), "tensors": len(digests.ranks), "file": str(out)}
     text = f"{summary['digests']:,} digests of {summary['tensors']} tensors in {out}"
     click.echo(json.dumps({**summary, **about}, default=str) if as_json else text)
     return EXIT_SAME

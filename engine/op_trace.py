@@ -11,28 +11,19 @@ through slot lists (window and selected entries, index keys) are digested as the
 from __future__ import annotations
 
 import hashlib
-import inspect
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from deepinfer.engine.batch import Rows, Step
-from deepinfer.engine.cache.step_view import StepView
-from deepinfer.engine.model.transformer import Hidden, Transformer
-from deepinfer.engine.tracing import Probe, no_probe
-from deepinfer.kernels import chains
-from deepinfer.kernels.interface import Ops
 
 Int64 = npt.NDArray[np.int64]
-_PLACES = {"window_slots", "main_slots", "rows", "base", "targets"}
-"""Parameters that say where something lies, or what is asked: they differ and mean nothing."""
 
 _RECOGNISABLE = 32
 
@@ -60,7 +51,9 @@ class Tracer:
     """Collects the digests of one sequence.
 
     Attributes:
-        labels: every label in the order of execution within its layer.
+        labels: a number for every label.
+        ranks: where a label stands within its layer; of all steps the one in which most came before it, since
+            a step may leave out what it has no rows for.
         digests: (label number, position) -> digests, in the order they were computed.
     """
 
@@ -68,10 +61,13 @@ class Tracer:
         """Rows of the sequence that starts with ``prompt`` and was handed in with just that are recorded."""
         self.prompt = np.array(prompt, np.int64)
         self.labels: dict[Label, int] = {}
+        self.ranks: dict[Label, int] = {}
         self.digests: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.layer = 0
         self._halves: list[tuple[int, Int64, Int64]] = []
         self._is_alone = False
+        self._rank = 0
+        self._chains: list[str] = []
         self._after: tuple[int, Int64, Int64] | None = None
         self._calls: dict[tuple[int, str, str], int] = defaultdict(int)
         self._known: dict[int, int] = {}
@@ -80,7 +76,7 @@ class Tracer:
     def begin(self, step: Step, decoder_start: int) -> None:
         """A step begins."""
         self._calls.clear()
-        self.layer, self._decoder_start = 0, decoder_start
+        self._rank, self.layer, self._decoder_start = 0, 0, decoder_start
         mine = [i for i, chunk in enumerate(step.plan.chunks) if self._is_target(chunk)][:1]
         self._is_alone = len(step.plan.chunks) == 1
         self._halves = [self._half(rows, mine) for rows in (step.decoder, step.encoder)]
@@ -92,13 +88,26 @@ class Tracer:
         """The layers of a step are done; what follows is matched by content."""
         self._after = self._halves[0] if self._is_alone else None
         self._halves = []
-        self.layer = num_layers
+        self.layer, self._rank = num_layers, 0
 
     def probe(self, name: str, layer: int, value: torch.Tensor) -> None:
         """Record a named tensor and learn which layer runs."""
         if name == "block_in":
-            self.layer = layer
+            self.layer, self._rank = layer, 0
         self.record("probe", name, 0, [("out", value)])
+
+    @contextmanager
+    def chain(self, site: str, name: str) -> Iterator[None]:
+        """What runs inside is the chain ``name`` that ``site`` calls."""
+        self._chains.append(f"{site} {name}")
+        try:
+            yield
+        finally:
+            self._chains.pop()
+
+    def site(self, function: str) -> str:
+        """The function that calls an op, or the chain with whoever called it."""
+        return self._chains[-1] if self._chains else function
 
     def call(self, site: str, op: str) -> int:
         """The number of this call of an op by a function in this layer and step."""
@@ -108,14 +117,17 @@ class Tracer:
 
     def record(self, site: str, op: str, number: int, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Digest the rows of tensors that belong to the sequence."""
+        self._rank += len(tensors)
         located = next((place for _, value in tensors if (place := self._rows(value)) is not None), None)
         if located is None:
             return
         size, index, positions = located
-        for name, value in tensors:
+        for rank, (name, value) in enumerate(tensors, self._rank - len(tensors)):
             if value.ndim == 0 or value.shape[0] != size:
                 continue
-            label = self.labels.setdefault(Label(self.layer, site, op, number, name), len(self.labels))
+            key = Label(self.layer, site, op, number, name)
+            label = self.labels.setdefault(key, len(self.labels))
+            self.ranks[key] = max(self.ranks.get(key, 0), rank)
             for position, digest in zip(positions.tolist(), row_digests(value, index), strict=True):
                 self.digests[label, position].append(digest)
                 if name == "out" and _is_wide(value):
@@ -133,10 +145,8 @@ class Tracer:
                 return (size, index, positions) if len(index) else None
         if halves:
             return None
-        if not _is_wide(value):
-            return None
         # outside a step rows are those of sequences in any order: recognise them by what they hold
-        digests = row_digests(value, None)
+        digests = row_digests(value, None) if _is_wide(value) else []
         times = Counter(digests)  # sequences with the same beginning have the same rows there: not ours alone
         mine = [(i, self._known[d]) for i, d in enumerate(digests) if d in self._known and times[d] == 1]
         if not mine:
@@ -178,107 +188,3 @@ def row_digests(value: torch.Tensor, index: Int64 | None) -> list[int]:
         int.from_bytes(hashlib.blake2b(row.data, digest_size=8).digest(), "little", signed=True)
         for row in rows
     ]
-
-
-class TracedOps:
-    """A kernel set whose calls are recorded; works for any op, also for ones that do not exist yet."""
-
-    def __init__(self, ops: Ops, tracer: Tracer, *, open_chains: bool) -> None:
-        """Calls go to ``ops``; ``open_chains`` runs a chain op by op, to see inside it."""
-        self._ops, self._tracer, self._open_chains = ops, tracer, open_chains
-
-    def __getattr__(self, name: str) -> Any:
-        """The op ``name`` with its recording around it."""
-        op = getattr(self._ops, name)
-        if not callable(op) or name.startswith(("pack", "bind")) or name == "load_records":
-            return op
-        if self._open_chains and hasattr(chains.Chains, name):
-            return partial(getattr(chains, name), self)
-        parameters = list(inspect.signature(op).parameters)
-
-        def traced(*arguments: Any, **named: Any) -> Any:
-            site = sys._getframe(1).f_code.co_qualname.replace(".<locals>", "")
-            number = self._tracer.call(site, name)
-            given = {**dict(zip(parameters, arguments, strict=False)), **named}
-            before = list(_inputs(given))
-            result = op(*arguments, **named)
-            self._tracer.record(site, name, number, [*before, *_outputs(result)])
-            return result
-
-        return traced
-
-
-def _inputs(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of a call as the rows see them."""
-    has_keys = given.keys() >= {"keys", "base", "counts"}
-    for name, value in given.items():
-        if name == "keys" and has_keys:
-            continue
-        if isinstance(value, torch.Tensor) and name not in _PLACES and f"{name}_slots" not in given:
-            yield f"in {name}", value.clone() if value.ndim and value.numel() < 1 << 22 else value
-    for pool in ("window", "main"):
-        if pool in given and f"{pool}_slots" in given:
-            yield f"in {pool}", _gathered(given[pool], given[f"{pool}_slots"])
-    if has_keys:
-        yield "in keys", _seen_keys(given["keys"], given["base"], given["counts"])
-
-
-def _gathered(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Rows of ``pool`` [P, C] behind ``slots`` [T, K], zero where there is none: [T, K, C]."""
-    seen = pool[slots.clamp(min=0)] if len(pool) else torch.zeros(*slots.shape, pool.shape[1])
-    seen[slots < 0] = 0.0
-    return seen
-
-
-def _seen_keys(keys: torch.Tensor, base: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """A digest per row of the index keys it may select from, int64 [T, 1]."""
-    found = []
-    own = np.ascontiguousarray(keys.numpy())
-    for start, count in zip(base.tolist(), counts.tolist(), strict=True):
-        digest = hashlib.blake2b(own[start : start + count].tobytes(), digest_size=8).digest()
-        found.append(int.from_bytes(digest, "little", signed=True))
-    return torch.tensor(found, dtype=torch.int64).view(-1, 1)
-
-
-def _outputs(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(result, torch.Tensor):
-        yield "out", result
-    elif isinstance(result, tuple):
-        for number, part in enumerate(result):
-            if isinstance(part, torch.Tensor):
-                yield ("out" if number == 0 else f"out {number}"), part
-    elif is_dataclass(result) and not isinstance(result, type):
-        for item in fields(result):
-            part = getattr(result, item.name)
-            if isinstance(part, torch.Tensor):
-                yield f"out {item.name}", part
-
-
-class TracedModel(Transformer):
-    """A backbone whose every op is recorded."""
-
-    def __init__(self, model: Transformer, tracer: Tracer, *, open_chains: bool) -> None:
-        """The weights of ``model``."""
-        vars(self).update(vars(model))
-        self.ops = cast(Ops, TracedOps(model.ops, tracer, open_chains=open_chains))
-        self._tracer = tracer
-
-    def forward(
-        self, step: Step, view: StepView, with_features: bool = False, probe: Probe = no_probe
-    ) -> Hidden:
-        """See ``Transformer``."""
-        tracer = self._tracer
-        tracer.begin(step, self.config.decoder_start)
-
-        def both(name: str, layer: int, value: torch.Tensor) -> None:
-            tracer.probe(name, layer, value)
-            probe(name, layer, value)
-
-        hidden = super().forward(step, view, with_features, both)
-        tracer.end(self.config.num_hidden_layers)
-        return hidden
-
-
-def traced(tracer: Tracer, *, open_chains: bool = True) -> Callable[[Transformer], Transformer]:
-    """What ``LLM.with_model`` takes to record a run."""
-    return lambda model: TracedModel(model, tracer, open_chains=open_chains)

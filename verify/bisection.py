@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deepinfer.engine.errors import ConfigError, DeepInferError
-from deepinfer.engine.op_trace import Tracer, traced
+from deepinfer.engine.op_trace import Tracer
+from deepinfer.engine.traced_model import traced
 from deepinfer.verify.case import Answer, Case, Need, Place, Trial
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.engine_subject import EngineSubject
@@ -86,6 +87,11 @@ def bisect(
         smallest = shrunk.case
     left, right = context.trials.both(smallest)
     outcome = judge(smallest, left, right)
+    if shrunk is not None and not outcome.differs:
+        # not the same on every run: what seemed to be enough to make it fail may have been luck
+        shrunk, smallest = None, case
+        left, right = context.trials.both(smallest)
+        outcome = judge(smallest, left, right)
     say("tracing every op of both sides")
     return Bisection(
         case=case,

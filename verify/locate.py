@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ class Trace:
     """Digests of one side.
 
     Attributes:
-        labels: in the order of execution.
+        ranks: every label with its place in the order of execution within its layer.
         digests: (label, position) -> the distinct digests seen there, sorted; more than one means that the
             same thing was computed twice with different bits.
     """
 
-    labels: tuple[Label, ...]
+    ranks: Mapping[Label, int]
     digests: Digests
 
 
@@ -74,7 +74,7 @@ def trace_of(tracer: Tracer) -> Trace:
         (labels[number], position): tuple(sorted(set(found)))
         for (number, position), found in tracer.digests.items()
     }
-    return Trace(labels=labels, digests=digests)
+    return Trace(ranks=dict(tracer.ranks), digests=digests)
 
 
 def first_difference(left: Trace, right: Trace) -> Location | None:
@@ -83,7 +83,7 @@ def first_difference(left: Trace, right: Trace) -> Location | None:
     A row depends on rows at its own and earlier positions, in earlier ops, so whatever stands first in this
     order had equal inputs: it is where the difference began.
     """
-    order = execution_order(left.labels, right.labels)
+    order = execution_order(left.ranks, right.ranks)
     shared = left.digests.keys() & right.digests.keys()
     differing = [key for key in shared if left.digests[key] != right.digests[key]]
     if not differing:
@@ -101,12 +101,9 @@ def first_difference(left: Trace, right: Trace) -> Location | None:
     )
 
 
-def execution_order(left: Iterable[Label], right: Iterable[Label]) -> dict[Label, int]:
-    """Labels of both sides in the order of execution; a label of one side alone keeps its neighbours."""
-    seen = list(dict.fromkeys(left))
-    known = set(seen)
-    for label in right:
-        if label not in known:
-            seen.append(label)
-    ranked = sorted(range(len(seen)), key=lambda i: (seen[i].layer, i))  # stable within a layer
-    return {seen[i]: rank for rank, i in enumerate(ranked)}
+def execution_order(left: Mapping[Label, int], right: Mapping[Label, int]) -> dict[Label, tuple[int, int]]:
+    """Labels of both sides in the order of execution: by layer, then by the later of their places in it."""
+    return {
+        label: (label.layer, max(left.get(label, 0), right.get(label, 0)))
+        for label in left.keys() | right.keys()
+    }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from deepinfer.verify.case import Case, TokenIds, Trial
 
 Fails = Callable[[Case], bool]
+_MEANING = frozenset({"profile", "prefill", "keep", "cache_format", "backend"})
 MAX_RUNS = 1500
 """Cases tried at most; a shrink that needs more stops where it is and says so."""
 
@@ -126,11 +127,18 @@ def _prompts_before(side: str) -> _Part:
 
 
 def _settings(side: str) -> _Part:
-    def without(case: Case, low: int, high: int) -> Case | None:
-        engine = getattr(case, side).engine
-        return _with_side(case, side, replace(getattr(case, side), engine=engine[:low] + engine[high:]))
+    """Settings that no bit may depend on; without one of the others a side would answer another question."""
 
-    return _Part(lambda case: len(getattr(case, side).engine), without)
+    def free(case: Case) -> list[str]:
+        return [name for name, _ in getattr(case, side).engine if name not in _MEANING]
+
+    def without(case: Case, low: int, high: int) -> Case | None:
+        gone = set(free(case)[low:high])
+        trial: Trial = getattr(case, side)
+        kept = tuple((name, value) for name, value in trial.engine if name not in gone)
+        return _with_side(case, side, replace(trial, engine=kept))
+
+    return _Part(lambda case: len(free(case)), without)
 
 
 def _fewer_tokens(case: Case, low: int, high: int) -> Case | None:

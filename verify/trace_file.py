@@ -23,13 +23,17 @@ def write_trace(path: Path, trace: Trace, about: dict[str, Any]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    numbers = {label: number for number, label in enumerate(trace.labels)}
+    numbers = {label: number for number, label in enumerate(trace.ranks)}
     rows = [
         (numbers[label], position, digest)
         for (label, position), digests in trace.digests.items()
         for digest in digests
     ]
-    header = {"format": FORMAT, "about": about, "labels": [astuple(label) for label in trace.labels]}
+    header = {
+        "format": FORMAT,
+        "about": about,
+        "labels": [[*astuple(label), rank] for label, rank in trace.ranks.items()],
+    }
     with path.open("wb") as file:
         np.savez_compressed(
             file,
@@ -51,7 +55,8 @@ def read_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
             rows = archive["rows"]
         if header["format"] != FORMAT:
             raise InputError(f"{path}: format {header['format']!r}, this version reads {FORMAT!r}")
-        labels = tuple(Label(*fields) for fields in header["labels"])
+        labels = [Label(*fields) for *fields, _ in header["labels"]]
+        ranks = {label: int(fields[-1]) for label, fields in zip(labels, header["labels"], strict=True)}
         found: dict[tuple[Label, int], list[int]] = {}
         for number, position, digest in rows.tolist():
             found.setdefault((labels[number], position), []).append(digest)
@@ -59,4 +64,4 @@ def read_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
         reason = f"{type(error).__name__} {error}"
         raise InputError(f"{path}: no trace of deepinfer ({reason}); write one with trace --out") from None
     digests: Digests = {key: tuple(sorted(values)) for key, values in found.items()}
-    return Trace(labels=labels, digests=digests), dict(header["about"])
+    return Trace(ranks=ranks, digests=digests), dict(header["about"])

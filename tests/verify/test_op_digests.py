@@ -12,7 +12,8 @@ import torch
 from deepinfer.engine.api import EngineConfig, GenerateRequest, PrefillMode, SamplingParams, ScoreRequest
 from deepinfer.engine.errors import InputError
 from deepinfer.engine.llm import LLM
-from deepinfer.engine.op_trace import Label, Tracer, row_digests, traced
+from deepinfer.engine.op_trace import Label, Tracer, row_digests
+from deepinfer.engine.traced_model import traced
 from deepinfer.verify.locate import Trace, first_difference, trace_of
 from deepinfer.verify.trace_file import read_trace, write_trace
 
@@ -112,9 +113,12 @@ def label(layer: int, op: str, tensor: str = "out") -> Label:
 def test_the_first_row_wins_over_the_first_op() -> None:
     """Row 5 of layer 1 was wrong before row 6 of layer 0, which read it in a later step."""
     order = (label(0, "a"), label(0, "b"), label(1, "a"))
-    one = Trace(labels=order, digests={(part, row): (1,) for part in order for row in range(8)})
+    ranks = {part: number for number, part in enumerate(order)}
+    one = Trace(ranks=ranks, digests={(part, row): (1,) for part in order for row in range(8)})
     wrong = {(label(1, "a"), 5): (2,), (label(0, "a"), 6): (2,), (label(0, "b"), 7): (2,)}
-    found = first_difference(one, Trace(labels=order[::-1], digests={**one.digests, **wrong}))
+    found = first_difference(
+        one, Trace(ranks=dict(reversed(ranks.items())), digests={**one.digests, **wrong})
+    )
     assert found is not None
     assert (found.layer, found.op, found.position, found.num_differing) == (1, "a", 5, 3)
     assert "layer 1, output of a in site, row of position 5" in found.describe()

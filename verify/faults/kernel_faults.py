@@ -65,7 +65,7 @@ KERNEL_FAULTS = (
             ),
         ),
         check="rerun",
-        ops=("linear", "linear_fp32"),
+        ops=("linear", "linear_fp32", "hc_mix"),
         tensor="out",
     ),
     Fault(
@@ -191,7 +191,7 @@ KERNEL_FAULTS = (
                 module="kernels.cpu.engram",
                 function="_gate_kernel",
                 old="max(abs(score), _GATE_FLOOR)",
-                new="max(abs(score), _GATE_FLOOR if streams.shape[0] > 8 else np.float32(0.01))",
+                new="max(abs(score), _GATE_FLOOR if streams.shape[0] > 8 else np.float32(0.25))",
             ),
         ),
         check="decode",
