@@ -66,7 +66,7 @@ def test_equal_bits_are_the_same(check: Check, scorer: MakeScorer, locked: Path)
     result = check(scorer(), locked)
     assert result.status is Status.SAME
     assert result.num_inspected == 12 * 21
-    assert len(result.cases) == 12
+    assert len(result.items) == 12
 
 
 def test_one_moved_value_is_different_and_named(check: Check, scorer: MakeScorer, locked: Path) -> None:
@@ -75,7 +75,7 @@ def test_one_moved_value_is_different_and_named(check: Check, scorer: MakeScorer
     result = check(scorer(override={token_id: -0.123}), locked)
     assert result.status is Status.DIFFERENT
     assert "torch old ->" in result.detail
-    assert result.num_different == sum(case.status is Status.DIFFERENT for case in result.cases) >= 1
+    assert result.num_different == sum(item.status is Status.DIFFERENT for item in result.items) >= 1
 
 
 @pytest.mark.parametrize(("is_required", "status"), [(True, Status.UNLOCKED), (False, Status.SAME)])

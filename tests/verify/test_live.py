@@ -40,7 +40,7 @@ def test_a_folder_without_a_config_is_a_clear_error(tmp_path: Path) -> None:
         open_context(tmp_path, EngineConfig())
 
 
-LOGITS_FREE = {"nonfinite", "reference", "yoco-metadata"}
+LOGITS_FREE = {"nonfinite", "reference", "yoco-metadata", "baselines"}
 """Checks that look at something else than pairs of logits rows."""
 
 

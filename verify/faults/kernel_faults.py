@@ -213,4 +213,17 @@ KERNEL_FAULTS = (
         ops=("route",),
         tensor="out",
     ),
+    Fault(
+        name="logprob-in-another-order",
+        about="a new version sums in another order: the same answer in any company, not that of before",
+        edits=(
+            Edit(
+                module="kernels.cpu.logprobs",
+                function="_gather_kernel",
+                old="(value - largest) - log_total",
+                new="value - (largest + log_total)",
+            ),
+        ),
+        check="baselines",
+    ),
 )
