@@ -114,8 +114,7 @@ def _drop_kernel(
     mass_key, mass_kept = tl.load(cuts + row * 4), tl.load(cuts + row * 4 + 1)
     count_key, count_kept = tl.load(cuts + row * 4 + 2), tl.load(cuts + row * 4 + 3)
     floor = tl.load(min_p + row)
-    has_floor = floor > 0.0
-    lowest = log(floor)
+    lowest = tl.where(floor > 0.0, log(floor), float("-inf"))
     mass_seen, count_seen = row * 0, row * 0
     for first in range(0, vocabulary, TILE):
         v = first + lane
@@ -127,7 +126,7 @@ def _drop_kernel(
         dropped = (u < mass_key) | (by_mass & (mass_rank > mass_kept))
         dropped = dropped | (u < count_key) | (by_count & (count_rank > count_kept))
         z = tl.load(scaled + line + v, inside, other=0.0)
-        dropped = dropped | (has_floor & ((z >= lowest) == 0))
+        dropped = dropped | (z < lowest)
         tl.store(masses + line + v, tl.zeros((TILE,), tl.float32), inside & dropped)
         mass_seen += tl.sum(by_mass.to(tl.int64), axis=0)
         count_seen += tl.sum(by_count.to(tl.int64), axis=0)
@@ -197,7 +196,7 @@ def _answer_kernel(
     full_total = tl.load(full + row)
     if tl.load(heat + row) == 0.0:
         token = tl.where(usable, first_best, -1)
-        drawn = drawn * 0.0
+        drawn = full_total * 0.0
         drawn = tl.where(drawn == drawn, 0.0, 0.0)
     elif (full_total < float("inf")) == 0:
         token = row * 0 - 1
