@@ -45,12 +45,13 @@ def _gate_kernel(
     gate = sigmoid(copy_sign(tl.sqrt_rn(greater(tl.abs(score), 1e-6)), score))
     values = (rows * (num_streams + 1) + num_streams) * width
     for first in range(0, width, BD):
-        d = first + tl.arange(0, BD)
-        within = inside[:, None] & (d < width)[None, :]
-        value = tl.load(kv + values[:, None] + d[None, :], within, other=0.0)
-        x = tl.load(streams + source[:, None] + d[None, :], within, other=0.0)
-        y = tl.fma(tl.broadcast_to(gate[:, None], (LANES, BD)), value, x)
-        tl.store(out + source[:, None] + d[None, :], rounded(y, BF16), within)
+        channel = first + tl.arange(0, BD)
+        within = inside[:, None] & (channel < width)[None, :]
+        value = tl.load(kv + values[:, None] + channel[None, :], within, other=0.0)
+        places = source[:, None] + channel[None, :]
+        own_value = tl.load(streams + places, within, other=0.0)
+        y = tl.fma(tl.broadcast_to(gate[:, None], (LANES, BD)), value, own_value)
+        tl.store(out + places, rounded(y, BF16), within)
 
 
 def engram_gate(

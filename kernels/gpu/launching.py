@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import triton
+import triton.language as tl
 
 F = TypeVar("F", bound=Callable[..., Any])
-Ptr = Any
+Ptr = tl.tensor  # Triton reads annotations, and knows no other names than its own
 """A tensor as a kernel sees it: the address of its first element."""
-Block = Any
+Block = tl.tensor
 """Values of a tile inside a kernel, or one scalar."""
 
 

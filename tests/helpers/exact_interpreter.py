@@ -6,14 +6,12 @@ likes, so its bits prove nothing. With both replaced, a kernel here must give th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
 from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from deepinfer.kernels.cpu.elementary import fma, fma64
 
@@ -56,27 +54,25 @@ def dot_chain(a: Array, b: Array, c: Array) -> Array:
     return out
 
 
-@contextmanager
-def exact_interpreter() -> Iterator[None]:
-    """Interpret kernels that are imported and launched inside, exactly."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        interpreter: Any = pytest.importorskip("triton.runtime.interpreter")
-        builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
-        patch_tensor = interpreter._patch_lang_tensor
+def make_exact() -> None:
+    """Turn the interpreter on for this process and make it exact; call it before anything imports triton."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime import interpreter
 
-        def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-            return handle(fused(x.data, y.data, z.data), z.dtype.scalar)
+    builder: Any = interpreter.InterpreterBuilder
+    handle: Any = interpreter.TensorHandle
+    patch_tensor: Any = interpreter._patch_lang_tensor
 
-        def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
-            return handle(dot_chain(a.data, b.data, d.data), d.dtype.scalar)
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return handle(fused(x.data, y.data, z.data), z.dtype.scalar)
 
-        def patch_with_scalars(tensor: Any, scope: Any) -> None:
-            patch_tensor(tensor, scope)
-            # numpy 2.4 no longer turns an array of one element into an int by itself
-            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        return handle(dot_chain(a.data, b.data, d.data), d.dtype.scalar)
 
-        patch.setattr(builder, "create_fma", create_fma)
-        patch.setattr(builder, "create_dot", create_dot)
-        patch.setattr(interpreter, "_patch_lang_tensor", patch_with_scalars)
-        yield
+    def patch_with_scalars(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        # numpy 2.4 no longer turns an array of one element into an int by itself
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    builder.create_fma, builder.create_dot = create_fma, create_dot
+    interpreter._patch_lang_tensor = patch_with_scalars
