@@ -109,7 +109,7 @@ def _scores(
         (num_rows, ceil_div(length, _ENTRIES)),
         *(q, w, pool, base, counts, table, keys, num_heads, width, length, block_size),
         WITHIN=blocks is not None,
-        BH=power_of_two(num_heads),
+        BH=max(16, power_of_two(num_heads)),
         BE=_ENTRIES,
         BC=_CHANNELS,
         BF16=bf16,
