@@ -20,9 +20,12 @@ Block = tl.tensor
 """Values of a tile inside a kernel, or one scalar."""
 
 
+_COUNTS = ("num_rows", "num_items", "num_groups", "count")
+
+
 def kernel(function: F) -> Any:
-    """Compile ``function`` at its first launch."""
-    return triton.jit(function)
+    """Compile ``function`` at its first launch; how many rows there are never makes it another program."""
+    return triton.jit(function, do_not_specialize=_COUNTS)
 
 
 def device(function: F) -> F:
