@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import statistics
@@ -26,11 +25,15 @@ from typing import Any
 
 import torch
 
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "helpers")]
+
+from compile_only import compile_only
+from gemm_report import ROWS, choose, report
+
 from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm
 from deepinfer.kernels.gpu.launching import ceil_div
 
-ROWS = (1, 8, 16, 64, 512, 2048, 8192)
-FEW = (1, 8, 16, 64)
 CHUNKS = {
     (1280, 5120): (5120, 2560, 1280, 640, 384),
     (32768, 1280): (1280, 640),
@@ -79,40 +82,14 @@ def candidates(num_rows: int, chunks: int) -> list[Tile]:
     return tiles
 
 
-class _NoDevice:
-    """What Triton asks of a driver to compile for the chip without touching it."""
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def _compile_only() -> None:
-    """In a worker: launches compile, fill the cache on disk and do not run."""
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
-
-    driver.set_active(_NoDevice())
-    run: Any = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=True, **options)
-
-    JITFunction.run = compile_only
-
-
 def _compile(job: tuple[int, Tile, str]) -> str:
     """Compile one variant; returns an error, or nothing."""
     chunks, tile, kind = job
     workspace = Workspace.on(torch.device("cpu"), 1 << 22, 1 << 12)
-    x, w = torch.empty(16, 128 * chunks, dtype=torch.bfloat16), torch.empty(256, 128 * chunks, dtype=torch.bfloat16)
+    x, w = (
+        torch.empty(16, 128 * chunks, dtype=torch.bfloat16),
+        torch.empty(256, 128 * chunks, dtype=torch.bfloat16),
+    )
     try:
         gemm(x, w, torch.empty(16, 256, dtype=getattr(torch, kind)), 128, tile, workspace)
     except Exception:
@@ -131,7 +108,7 @@ def compile_all(wanted: list[tuple[int, int]]) -> None:
         for kind in ("bfloat16", "float32")
     }
     started = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), _compile_only) as pool:
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), compile_only) as pool:
         errors = [error for error in pool.imap_unordered(_compile, sorted(jobs, key=str), 4) if error]
     print(f"compiled {len(jobs)} variants in {time.perf_counter() - started:.0f} s, {len(errors)} failed")
     for error in errors[:5]:
@@ -227,68 +204,14 @@ def measure_chunk(shape: Shape, chunk: int, deadline: float) -> dict[str, Any]:
     return found
 
 
-def best(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The fastest candidate with the bits of the witness."""
-    usable = [entry for entry in entries if entry["equal"] and "seconds" in entry]
-    return min(usable, key=lambda entry: float(entry["seconds"])) if usable else None
-
-
-def mean(ratios: list[float]) -> float:
-    """Geometric mean."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
-
-
-def choose(result: dict[str, Any]) -> dict[str, Any]:
-    """For one shape: the split whose best equal candidates come closest to cuBLAS over all M."""
-    choices = []
-    for chunk, found in result["chunks"].items():
-        picked = {m: entry for m, entries in found["rows"].items() if (entry := best(entries))}
-        ratios = {m: result["cublas"][m] / entry["seconds"] for m, entry in picked.items()}
-        few = mean([ratios[str(m)] for m in FEW if str(m) in ratios])
-        many = mean([ratios[str(m)] for m in ROWS if m not in FEW and str(m) in ratios])
-        score = few**4 * many**3 if len(picked) == len(ROWS) else 0.0
-        entry = {"chunk": int(chunk), "ratios": ratios, "few": few, "many": many, "score": score}
-        choices.append(entry | {"tiles": {m: entry["tile"] for m, entry in picked.items()}})
-    return max(choices, key=lambda choice: float(choice["score"]))
-
-
-def report(results: dict[str, Any]) -> str:
-    """Markdown: per shape and split the ratios to cuBLAS, then the choice and the table to paste."""
-    lines, few, many = [f"# bf16 GEMM on {results['device']}, torch {results['torch']}", ""], [], []
-    header = " | ".join(f"M={m}" for m in ROWS)
-    lines += [f"Speed of cuBLAS = 1. | N x K, chunk | {header} | unequal |", "|---" * (len(ROWS) + 2) + "|"]
-    for name, result in results["shapes"].items():
-        for chunk, found in result["chunks"].items():
-            cells, unequal = [], 0
-            for m in ROWS:
-                entries = found["rows"].get(str(m), [])
-                unequal += sum(not entry["equal"] for entry in entries)
-                entry = best(entries)
-                cells.append(f"{result['cublas'][str(m)] / entry['seconds']:.2f}" if entry else "-")
-            lines.append(f"| {name}, {chunk} | {' | '.join(cells)} | {unequal} |")
-    lines += ["", "cuBLAS, microseconds:", ""]
-    for name, result in results["shapes"].items():
-        times = ", ".join(f"{m}: {seconds * 1e6:.1f}" for m, seconds in result["cublas"].items())
-        lines.append(f"* {name}: {times}")
-    lines += ["", "Chosen:", ""]
-    for name, result in results["shapes"].items():
-        choice = choose(result)
-        ratios = choice["ratios"]
-        few += [ratios[str(m)] for m in FEW if str(m) in ratios]
-        many += [ratios[str(m)] for m in ROWS if m not in FEW and str(m) in ratios]
-        lines.append(f"* {name}: chunk {choice['chunk']}, {choice['few']:.3f} and {choice['many']:.3f}")
-        for m, tile in choice["tiles"].items():
-            lines.append(f"    * M={m}: Tile({', '.join(str(value) for value in tile.values())})")
-    lines += ["", f"Geometric means: few rows {mean(few):.3f} (wanted 0.75), many {mean(many):.3f} (wanted 0.85)"]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     """Measure what is not yet in the results file, then print the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("build/gpu_gemm"))
     parser.add_argument("--resume", type=Path, help="results of an earlier run")
-    parser.add_argument("--budget", type=float, default=450.0, help="seconds after which no new candidate starts")
+    parser.add_argument(
+        "--budget", type=float, default=450.0, help="seconds after which no new candidate starts"
+    )
     arguments = parser.parse_args()
     deadline = time.perf_counter() + arguments.budget
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -296,7 +219,11 @@ def main() -> None:
     earlier = arguments.resume or arguments.out / "gpu_gemm.json"
     if earlier.exists():
         results = json.loads(earlier.read_text())
-    results |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "python": sys.version.split()[0]}
+    results |= {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
     wanted = [shape for shape in CHUNKS if f"{shape[0]}x{shape[1]}" not in results["shapes"]]
     compile_all(wanted)
     for n, k in wanted:
@@ -311,7 +238,10 @@ def main() -> None:
             break
         results["shapes"][f"{n}x{k}"] = result
         (arguments.out / "gpu_gemm.json").write_text(json.dumps(results) + "\n")
-        print(f"{n}x{k}: chunk {choose(result)['chunk']}, {time.perf_counter() - deadline:.0f} s to the limit", flush=True)
+        print(
+            f"{n}x{k}: chunk {choose(result)['chunk']}, {time.perf_counter() - deadline:.0f} s to the limit",
+            flush=True,
+        )
         del shape
         torch.cuda.empty_cache()
     (arguments.out / "gpu_gemm.json").write_text(json.dumps(results) + "\n")

@@ -1,7 +1,7 @@
 """Does profile strict on a CUDA device give the bytes of the CPU? Every op, in one call.
 
-    .venv/bin/python -P benchmarks/gpu_strict.py --make          # anywhere: expected bytes, build/gpu_cases.npz
-    python3 -P benchmarks/gpu_strict.py --out FOLDER             # on the device; needs torch and triton alone
+    .venv/bin/python -P benchmarks/gpu_strict.py --make        # anywhere: expected bytes, build/gpu_cases.npz
+    python3 -P benchmarks/gpu_strict.py --out FOLDER           # on the device; needs torch and triton alone
 
 Inputs are drawn again on the device and compared by digest. A small output is kept whole, a large one as a
 digest and every n-th value. Nothing stops at a failure; results go to ``gpu_strict.json`` and ``.md``.

@@ -1,4 +1,4 @@
-"""Scalar steps of the block formats on the device, as in ``kernels/cpu/block_codes.py`` (model.md section 8)."""
+"""Scalar steps of the block formats on the device, as in ``kernels/cpu/block_codes.py``."""
 
 from __future__ import annotations
 

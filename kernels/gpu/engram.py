@@ -40,7 +40,7 @@ def _gate_kernel(
         squares_x = tl.fma(x, x, squares_x)
         squares_k = tl.fma(key, key, squares_k)
         dot = tl.fma(x * gain, key, dot)
-    count = tl.zeros((LANES,), tl.float32) + width.to(tl.float32)
+    count = tl.zeros((LANES,), tl.float32) + width
     score = dot * rsqrt(tl.div_rn(squares_x, count) + eps) * rsqrt(tl.div_rn(squares_k, count) + eps) * factor
     gate = sigmoid(copy_sign(tl.sqrt_rn(greater(tl.abs(score), 1e-6)), score))
     values = (rows * (num_streams + 1) + num_streams) * width

@@ -104,7 +104,7 @@ def _inner_kernel(
         pairs = tl.load(order + i, inside, other=0)
         columns = tl.program_id(1) * BN + tl.arange(0, BN)
         sources = x + (pairs // per_row)[:, None] * width
-        weights = expert.to(tl.int64) * width * inner + columns[None, :]
+        weights = tl.cast(expert, tl.int64) * width * inner + columns[None, :]
         g, u = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
         for first in range(0, width, BK):
             k = first + tl.arange(0, BK)
@@ -151,7 +151,7 @@ def _outer_kernel(
         inside = i < tl.load(starts + expert + 1)
         pairs = tl.load(order + i, inside, other=0)
         columns = tl.program_id(1) * BN + tl.arange(0, BN)
-        weights = down + expert.to(tl.int64) * width * inner + columns[None, :]
+        weights = down + tl.cast(expert, tl.int64) * width * inner + columns[None, :]
         acc = tl.zeros((BM, BN), tl.float32)
         for first in range(0, inner, BK):
             k = first + tl.arange(0, BK)

@@ -1,7 +1,7 @@
 """bf16 GEMM for profile fast: a row's sum has one order, whatever the number of rows.
 
-``out[m, n] = sum over k of x[m, k] * w[n, k]``: bfloat16 operands, float32 sums. What fixes the order of a sum
-is ``chunk``, a function of (N, K) alone: the products of one chunk of k are added up by the tensor cores in
+``out[m, n] = sum over k of x[m, k] * w[n, k]``: bfloat16 operands, float32 sums. What fixes the order of a
+sum is ``chunk``, a function of (N, K) alone: the products of one chunk of k are added up by the tensor cores in
 ascending steps of 16 from zero, and the chunks are added from zero in ascending order. A tile may compute all
 chunks one after the other, or one program per chunk may write its part for a later sum in the same order;
 both give the same bits. Tile sizes, warps and stages move no product to another step. That equal steps give
@@ -32,7 +32,7 @@ IN_LOOP, BY_LAST, BY_SECOND = 0, 1, 2
 
 @dataclass(frozen=True)
 class Tile:
-    """A launch shape: outputs, rows and depth of a tile, stages of loads in flight, warps, ``way`` of sums."""
+    """A launch shape: outputs, rows and depth of a tile, stages of loads in flight, warps, way of sums."""
 
     outputs: int
     rows: int
@@ -101,14 +101,16 @@ def _gemm_kernel(
     if WAY == 0:
         tl.store(out + places, total.to(out.dtype.element_ty), inside)
     else:
-        size = num_rows.to(tl.int64) * num_outputs
+        size = tl.cast(num_rows, tl.int64) * num_outputs
         tl.store(partials + part * size + places, total, inside)
         if WAY == 1:
             tl.debug_barrier()  # every thread's part is written before the count tells of it
             if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == CHUNKS - 1:
                 total = tl.zeros((BN, BM), tl.float32)
                 for s in tl.static_range(CHUNKS):
-                    total = total + tl.load(partials + s * size + places, inside, other=0.0, cache_modifier=".cg")
+                    total = total + tl.load(
+                        partials + s * size + places, inside, other=0.0, cache_modifier=".cg"
+                    )
                 tl.store(out + places, total.to(out.dtype.element_ty), inside)
                 tl.store(counters + tile, 0)
 

@@ -77,7 +77,7 @@ def _mix_kernel(
     rows = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside = rows < num_rows
     total = square_sums(streams + rows * width, inside, width, LANES)
-    factor = rsqrt(tl.div_rn(total, tl.zeros((LANES,), tl.float32) + width.to(tl.float32)) + rms_eps)
+    factor = rsqrt(tl.div_rn(total, tl.zeros((LANES,), tl.float32) + width) + rms_eps)
     n = tl.arange(0, S)
     own, within = rows[:, None] * (S * S + 2 * S) + n[None, :], inside[:, None] & (n >= 0)[None, :]
     zeros = tl.zeros((LANES, S), tl.float32)

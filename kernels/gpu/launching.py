@@ -34,7 +34,9 @@ def device(function: F) -> F:
     return compiled
 
 
-def launch(function: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any) -> None:
+def launch(
+    function: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
+) -> None:
     """Run ``function`` on ``grid`` programs; an empty grid does nothing."""
     if 0 not in grid:
         function[grid](*arguments, num_warps=num_warps, enable_fp_fusion=False, **constants)

@@ -1,8 +1,8 @@
 """Linear layers, profile strict: one fma chain over ascending k per output.
 
 Two kernels with the same bits. ``_dot_kernel`` uses ``tl.dot`` on float32 with ``input_precision="ieee"``,
-which compiles to one ``fma.rn.f32`` per k, in ascending order, on the accumulator it is given. ``_fma_kernel``
-writes the chain out; it is the witness for the first. Past the last k the operands are +0 and -0: their
+which compiles to one ``fma.rn.f32`` per k, in ascending order, on the accumulator it is given. The other,
+``_fma_kernel``, writes the chain out; it is the witness for the first. Past the last k the operands are +0 and -0: their
 product -0 leaves every accumulator as it is, -0 included.
 
 Legend: T rows, K inputs, N outputs, G groups.
@@ -104,9 +104,7 @@ def _fma_kernel(
     for k in range(0, depth):
         a = tl.load(sources + k, rows < num_rows, other=0.0)
         b = tl.load(weights, columns < num_outputs, other=0.0).to(tl.float32)
-        acc = tl.fma(
-            tl.broadcast_to(a[:, None], (BM, BN)), tl.broadcast_to(b[None, :], (BM, BN)), acc
-        )
+        acc = tl.fma(tl.broadcast_to(a[:, None], (BM, BN)), tl.broadcast_to(b[None, :], (BM, BN)), acc)
         weights += num_outputs
     targets = out + rows[:, None] * (num_groups * num_outputs) + group * num_outputs + columns[None, :]
     tl.store(targets, rounded(acc, BF16), (rows[:, None] < num_rows) & (columns[None, :] < num_outputs))

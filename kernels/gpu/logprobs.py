@@ -46,9 +46,7 @@ def _exponential_sums_kernel(
 
 
 @kernel
-def _mass_sums_kernel(
-    masses: Ptr, sums: Ptr, vocabulary: int, num_blocks: int, LANES: tl.constexpr
-) -> None:
+def _mass_sums_kernel(masses: Ptr, sums: Ptr, vocabulary: int, num_blocks: int, LANES: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * LANES + tl.arange(0, LANES)
     total = tl.zeros((LANES,), tl.float32)

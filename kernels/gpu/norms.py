@@ -38,7 +38,7 @@ def _norm_kernel(
     inside = rows < num_rows
     starts = rows * width
     total = square_sums(x + starts, inside, width, LANES)
-    scale = rsqrt(tl.div_rn(total, tl.zeros((LANES,), tl.float32) + width.to(tl.float32)) + eps)
+    scale = rsqrt(tl.div_rn(total, tl.zeros((LANES,), tl.float32) + width) + eps)
     for first in range(0, width, BD):
         d = first + tl.arange(0, BD)
         within = inside[:, None] & (d < width)[None, :]

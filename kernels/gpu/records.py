@@ -211,9 +211,7 @@ def store_records(records: BoundRecords, values: torch.Tensor, rows: torch.Tenso
     launch(_store_kernel, (len(rows),), *arguments, KIND=number, **sizes)
 
 
-def load_records(
-    records: BoundRecords, rows: torch.Tensor, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def load_records(records: BoundRecords, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Decode records ``rows`` int64 [n] to float32 [n, W], zeros for -1; see ``Ops.load_records``."""
     shape = (len(rows), records.width)
     if out is None:

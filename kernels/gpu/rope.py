@@ -60,5 +60,7 @@ def rotate_(
     num_pairs = cos.shape[1]
     grid = (num_rows, ceil_div(num_heads, _HEADS))
     constants = {"INVERSE": inverse, "HEADS": _HEADS, "PAIRS": power_of_two(num_pairs), "BF16": bf16}
-    launch(_rotate_kernel, grid, x, cos, sin, positions, num_heads, width, num_pairs, num_warps=1, **constants)
+    launch(
+        _rotate_kernel, grid, x, cos, sin, positions, num_heads, width, num_pairs, num_warps=1, **constants
+    )
     return x

@@ -1,6 +1,6 @@
 """Samples one token per row on the device, profile strict: the rule of ``kernels/cpu/sampling.py``.
 
-Sums of probabilities keep the order of log-softmax; everything after that is integer work, which has no order.
+Sums of probabilities keep the order of log-softmax; everything after that is integer work without an order.
 A cut (top-k or top-p) keeps tokens by descending logit, ties to the lower id, while the weights before them
 sum to at most a limit; the logit where this walk ends is found by a search over the bits of its ordered key.
 
@@ -224,8 +224,7 @@ def sample(
     launch(_mass_kernel, grid, source, largest, heat, scaled, masses, vocabulary, TILE=_TILE)
     full = mass_sums(masses)
     cuts = torch.empty(num_rows, 2, 2, dtype=torch.int64, device=source.device)
-    arguments = (source, masses, full, mass, count, cuts, vocabulary)
-    launch(_cut_kernel, (num_rows, 2), *arguments, TILE=_TILE)
+    launch(_cut_kernel, (num_rows, 2), source, masses, full, mass, count, cuts, vocabulary, TILE=_TILE)
     launch(_drop_kernel, (num_rows,), source, scaled, masses, cuts, floor, vocabulary, TILE=_TILE)
     totals = mass_sums(masses)
     ids, logprobs = torch.empty_like(count), source.new_empty(num_rows)

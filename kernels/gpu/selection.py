@@ -25,7 +25,14 @@ def unsigned(keys: Block) -> Block:
 
 @kernel
 def _select_kernel(
-    keys: Ptr, blocks: Ptr, chosen: Ptr, length: int, top: int, block_size: int, WITHIN: tl.constexpr, B: tl.constexpr
+    keys: Ptr,
+    blocks: Ptr,
+    chosen: Ptr,
+    length: int,
+    top: int,
+    block_size: int,
+    WITHIN: tl.constexpr,
+    B: tl.constexpr,
 ) -> None:
     """The indices of the ``top`` largest keys of a row of ``length``.
 

@@ -54,6 +54,13 @@ def dot_chain(a: Array, b: Array, c: Array) -> Array:
     return out
 
 
+def _as_float32(values: Array) -> Array:
+    """The interpreter keeps bfloat16 as the upper halves of float32."""
+    return (
+        (values.astype(np.uint32) << np.uint32(16)).view(np.float32) if values.dtype == np.uint16 else values
+    )
+
+
 def make_exact() -> None:
     """Turn the interpreter on for this process and make it exact; call it before anything imports triton."""
     os.environ["TRITON_INTERPRET"] = "1"
@@ -67,7 +74,8 @@ def make_exact() -> None:
         return handle(fused(x.data, y.data, z.data), z.dtype.scalar)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
-        return handle(dot_chain(a.data, b.data, d.data), d.dtype.scalar)
+        left, right = (_as_float32(part.data) for part in (a, b))
+        return handle(dot_chain(left, right, d.data), d.dtype.scalar)
 
     def patch_with_scalars(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)

@@ -1,4 +1,4 @@
-"""The device kernels in Triton's interpreter, with exact fused multiply-adds: the bytes of the CPU kernels."""
+"""The device kernels in Triton's interpreter, made exact: the bytes of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELPERS = Path(strict_cases.__file__).parent
 SMALL = [case.name for case in strict_cases.all_cases() if case.small]
 
 
-@pytest.fixture(scope="module", params=["strict", "fast"])
+@pytest.fixture(scope="module", params=["strict", pytest.param("fast", marks=pytest.mark.slow)])
 def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
     command = [sys.executable, str(HELPERS / "interpreted_cases.py"), request.param]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
@@ -29,3 +29,15 @@ def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
 @pytest.mark.parametrize("name", SMALL)
 def test_bytes_of_the_cpu(verdicts: dict[str, str], name: str) -> None:
     assert verdicts[name] == ""
+
+
+def test_gemm_rows_keep_their_bits_in_any_tile() -> None:
+    done = subprocess.run(
+        [sys.executable, str(HELPERS / "interpreted_gemm.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["wrong"] == []
+    assert found["counters_left"] == 0
+    assert found["error"] < 1e-6
+    assert found["moved_by_another_chunk"] > 0, "the check would not see a changed order"
