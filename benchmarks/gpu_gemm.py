@@ -28,11 +28,11 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "helpers")]
 
-from compile_only import compile_only
-from gemm_report import ROWS, choose, report
+from compile_only import compile_only  # noqa: E402
+from gemm_report import ROWS, choose, report  # noqa: E402
 
-from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm
-from deepinfer.kernels.gpu.launching import ceil_div
+from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm  # noqa: E402
+from deepinfer.kernels.gpu.launching import ceil_div  # noqa: E402
 
 CHUNKS = {
     (1280, 5120): (5120, 2560, 1280, 640, 384),

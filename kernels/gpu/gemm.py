@@ -1,7 +1,7 @@
 """bf16 GEMM for profile fast: a row's sum has one order, whatever the number of rows.
 
 ``out[m, n] = sum over k of x[m, k] * w[n, k]``: bfloat16 operands, float32 sums. What fixes the order of a
-sum is ``chunk``, a function of (N, K) alone: the products of one chunk of k are added up by the tensor cores in
+sum is ``chunk``, a function of (N, K) alone: the products of one chunk of k are added by the tensor cores in
 ascending steps of 16 from zero, and the chunks are added from zero in ascending order. A tile may compute all
 chunks one after the other, or one program per chunk may write its part for a later sum in the same order;
 both give the same bits. Tile sizes, warps and stages move no product to another step. That equal steps give

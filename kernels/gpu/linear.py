@@ -2,8 +2,8 @@
 
 Two kernels with the same bits. ``_dot_kernel`` uses ``tl.dot`` on float32 with ``input_precision="ieee"``,
 which compiles to one ``fma.rn.f32`` per k, in ascending order, on the accumulator it is given. The other,
-``_fma_kernel``, writes the chain out; it is the witness for the first. Past the last k the operands are +0 and -0: their
-product -0 leaves every accumulator as it is, -0 included.
+``_fma_kernel``, writes the chain out; it is the witness for the first. Past the last k the operands are +0
+and -0: their product -0 leaves every accumulator as it is, -0 included.
 
 Legend: T rows, K inputs, N outputs, G groups.
 """
