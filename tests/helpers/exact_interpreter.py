@@ -84,3 +84,16 @@ def make_exact() -> None:
 
     builder.create_fma, builder.create_dot = create_fma, create_dot
     interpreter._patch_lang_tensor = patch_with_scalars
+
+
+def make_unfused() -> None:
+    """A seeded fault: from now on a product is rounded before the addition."""
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.InterpreterBuilder
+    handle: Any = interpreter.TensorHandle
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return handle(x.data * y.data + z.data, z.dtype.scalar)
+
+    builder.create_fma = create_fma

@@ -31,6 +31,10 @@ def test_bytes_of_the_cpu(verdicts: dict[str, str], name: str) -> None:
     assert verdicts[name] == ""
 
 
+def test_an_unfused_multiply_and_add_is_seen(verdicts: dict[str, str]) -> None:
+    assert "differ" in verdicts["control"]
+
+
 def test_gemm_rows_keep_their_bits_in_any_tile() -> None:
     done = subprocess.run(
         [sys.executable, str(HELPERS / "interpreted_gemm.py")], capture_output=True, text=True, check=False
