@@ -199,6 +199,8 @@ def measure_chunk(shape: Shape, chunk: int, deadline: float) -> dict[str, Any]:
                 entry["seconds"] = shape.ours(num_rows, chunk, tile)
             except Exception as error:  # a candidate that cannot run is a result, too
                 entry |= {"equal": False, "failed": f"{type(error).__name__}: {str(error)[:200]}"}
+                print(f"{shape.n}x{shape.k} chunk {chunk} M={num_rows} {tile}: {entry['failed']}", flush=True)
+                torch.cuda.synchronize()  # raises if the context is lost: later figures would be worthless
             entries.append(entry)
         found["rows"][str(num_rows)] = entries
     return found
