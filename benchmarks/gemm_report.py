@@ -38,7 +38,12 @@ def report(results: dict[str, Any]) -> str:
     """Markdown: per shape and split the ratios to cuBLAS, then the choice and the table to paste."""
     lines, few, many = [f"# bf16 GEMM on {results['device']}, torch {results['torch']}", ""], [], []
     header = " | ".join(f"M={m}" for m in ROWS)
-    lines += [f"Speed of cuBLAS = 1. | N x K, chunk | {header} | unequal |", "|---" * (len(ROWS) + 2) + "|"]
+    lines += [
+        "Speed, cuBLAS = 1, best equal tile:",
+        "",
+        f"| N x K, chunk | {header} | unequal |",
+        "|---" * (len(ROWS) + 2) + "|",
+    ]
     for name, result in results["shapes"].items():
         for chunk, found in result["chunks"].items():
             cells, unequal = [], 0
