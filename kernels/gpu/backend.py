@@ -36,6 +36,7 @@ class GpuOps(Chains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "triton"
+    torch_threads = 1  # torch only moves data on the host
 
     def __init__(self, bf16: bool, round_caches: bool, place: torch.device) -> None:
         """Bind the profile and the device; ``place`` is the CPU in Triton's interpreter."""
