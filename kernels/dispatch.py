@@ -9,7 +9,7 @@ import os
 
 from deepinfer.kernels.interface import Ops
 
-KERNEL_SETS = ("cpu", "reference")
+KERNEL_SETS = ("cpu", "reference", "triton")
 """Names that ``select_ops`` takes."""
 
 
@@ -28,7 +28,7 @@ def select_ops(name: str, *, bf16: bool, round_caches: bool = True, num_threads:
         num_threads: CPU threads, all cores of the process if None; never moves a bit of ``cpu``.
 
     Raises:
-        ValueError: unknown name.
+        ValueError: unknown name, or one whose library or device is missing.
     """
     if name == "cpu":
         from deepinfer.kernels.cpu.backend import CpuOps
@@ -38,4 +38,22 @@ def select_ops(name: str, *, bf16: bool, round_caches: bool = True, num_threads:
         from deepinfer.kernels.reference.backend import ReferenceOps
 
         return ReferenceOps(bf16, round_caches, num_threads or available_threads())
+    if name == "triton":
+        return _triton_ops(bf16, round_caches)
     raise ValueError(f"unknown kernel set {name!r}; there are {', '.join(KERNEL_SETS)}")
+
+
+def _triton_ops(bf16: bool, round_caches: bool) -> Ops:
+    """The device kernels; in Triton's interpreter (``TRITON_INTERPRET=1``) they run on the CPU."""
+    import torch
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and not torch.cuda.is_available():
+        raise ValueError("kernel set 'triton' needs a CUDA device; choose 'cpu' here")
+    try:
+        from deepinfer.kernels.gpu.backend import GpuOps
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ValueError("kernel set 'triton' needs the triton package: pip install deepinfer[gpu]") from None
+    return GpuOps(bf16, round_caches, torch.device("cpu" if interpreted else "cuda"))

@@ -1,0 +1,1 @@
+"""Triton kernels for NVIDIA devices; profile strict gives the bits of ``kernels/cpu``."""

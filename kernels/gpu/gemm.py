@@ -1,0 +1,176 @@
+"""bf16 GEMM for profile fast: a row's sum has one order, whatever the number of rows.
+
+``out[m, n] = sum over k of x[m, k] * w[n, k]``: bfloat16 operands, float32 sums. What fixes the order of a
+sum is ``chunk``, a function of (N, K) alone: the products of one chunk of k are added by the tensor cores in
+ascending steps of 16 from zero, and the chunks are added from zero in ascending order. A tile may compute all
+chunks one after the other, or one program per chunk may write its part for a later sum in the same order;
+both give the same bits. Tile sizes, warps and stages move no product to another step. That equal steps give
+equal bits for every instruction shape is a fact about the chip, measured by ``benchmarks/gpu_gemm.py``.
+
+The weight is always the left operand of the matrix instruction (64 rows of it at a time), and tokens the
+right one, which may be as few as 16: small batches waste little, and no bucket changes the operand's side.
+
+Legend: M rows, N outputs, K inputs, S = ceil(K / chunk) chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+
+_GROUP = 8
+_REDUCED = 512
+
+IN_LOOP, BY_LAST, BY_SECOND = 0, 1, 2
+"""Who adds the chunks: the tile's only program, its last one to finish, or a second launch."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A launch shape: outputs, rows and depth of a tile, stages of loads in flight, warps, way of sums."""
+
+    outputs: int
+    rows: int
+    depth: int
+    stages: int
+    warps: int
+    way: int = IN_LOOP
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch shared by launches of one stream: partial sums, and a zero counter for every tile."""
+
+    partials: torch.Tensor
+    counters: torch.Tensor
+
+    @staticmethod
+    def on(place: torch.device, values: int = 1 << 25, tiles: int = 1 << 16) -> Workspace:
+        """Room for ``values`` float32 partial sums and ``tiles`` tiles."""
+        zeros = torch.zeros(tiles, dtype=torch.int32, device=place)
+        return Workspace(torch.empty(values, dtype=torch.float32, device=place), zeros)
+
+
+@kernel
+def _gemm_kernel(
+    w: Ptr,
+    x: Ptr,
+    out: Ptr,
+    partials: Ptr,
+    counters: Ptr,
+    num_rows: int,
+    num_outputs: int,
+    chunk: int,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    WAY: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    row_tiles, column_tiles = tl.cdiv(num_rows, BM), tl.cdiv(num_outputs, BN)
+    tile, part = tl.program_id(0), tl.program_id(1)
+    # runs of GROUP column tiles share their rows, so that the second-level cache serves both operands
+    per_group = GROUP * row_tiles
+    first_column = tile // per_group * GROUP
+    wide = min(column_tiles - first_column, GROUP)
+    n0 = (first_column + tile % per_group % wide) * BN
+    m0 = (tile % per_group // wide) * BM
+    total = tl.zeros((BN, BM), tl.float32)
+    if WAY == 0:
+        if CHUNKS == 1:
+            for k in range(0, chunk, BK):
+                total = tl.dot(w.load([n0, k]), x.load([m0, k]).T, total)
+        else:
+            for s in range(0, CHUNKS):
+                acc = tl.zeros((BN, BM), tl.float32)
+                for k in range(s * chunk, (s + 1) * chunk, BK):
+                    acc = tl.dot(w.load([n0, k]), x.load([m0, k]).T, acc)
+                total = total + acc
+    else:
+        for k in range(part * chunk, (part + 1) * chunk, BK):
+            total = tl.dot(w.load([n0, k]), x.load([m0, k]).T, total)
+    n, m = n0 + tl.arange(0, BN), m0 + tl.arange(0, BM)
+    inside = (n < num_outputs)[:, None] & (m < num_rows)[None, :]
+    places = m.to(tl.int64)[None, :] * num_outputs + n[:, None]
+    if WAY == 0:
+        tl.store(out + places, total.to(out.dtype.element_ty), inside)
+    else:
+        size = tl.cast(num_rows, tl.int64) * num_outputs
+        tl.store(partials + part * size + places, total, inside)
+        if WAY == 1:
+            tl.debug_barrier()  # every thread's part is written before the count tells of it
+            if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == CHUNKS - 1:
+                total = tl.zeros((BN, BM), tl.float32)
+                for s in tl.static_range(CHUNKS):
+                    total = total + tl.load(
+                        partials + s * size + places, inside, other=0.0, cache_modifier=".cg"
+                    )
+                tl.store(out + places, total.to(out.dtype.element_ty), inside)
+                tl.store(counters + tile, 0)
+
+
+@kernel
+def _reduce_kernel(partials: Ptr, out: Ptr, size: int, CHUNKS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for s in tl.static_range(CHUNKS):
+        total = total + tl.load(partials + s * size + i, i < size, other=0.0)
+    tl.store(out + i, total.to(out.dtype.element_ty), i < size)
+
+
+def gemm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    chunk: int,
+    tile: Tile,
+    workspace: Workspace,
+) -> torch.Tensor:
+    """``x`` bfloat16 [M, K] times ``w`` bfloat16 [N, K] into ``out`` [M, N], bfloat16 or float32; returns it.
+
+    Args:
+        x: contiguous; K a multiple of 8.
+        w: contiguous.
+        out: contiguous.
+        chunk: k values of a chunk, a multiple of 128; depends on (N, K) alone.
+        tile: any; moves no bit.
+        workspace: room for S * M * N partial sums unless the way is ``IN_LOOP``.
+
+    Raises:
+        ValueError: the workspace is too small, or the chunk is no multiple of 128.
+    """
+    (num_rows, depth), num_outputs = x.shape, w.shape[0]
+    chunks = ceil_div(depth, chunk)
+    way = tile.way if chunks > 1 else IN_LOOP
+    tiles = ceil_div(num_rows, tile.rows) * ceil_div(num_outputs, tile.outputs)
+    if chunk % 128:
+        raise ValueError(f"gemm: chunk {chunk} is no multiple of 128")
+    if way != IN_LOOP and (
+        chunks * out.numel() > workspace.partials.numel() or tiles > len(workspace.counters)
+    ):
+        raise ValueError(f"gemm: {chunks} chunks of {list(out.shape)} do not fit the workspace")
+    left = TensorDescriptor.from_tensor(w, [tile.outputs, tile.depth])
+    right = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth])
+    launch(
+        _gemm_kernel,
+        (tiles, 1 if way == IN_LOOP else chunks),
+        *(left, right, out, workspace.partials, workspace.counters, num_rows, num_outputs, chunk),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        BN=tile.outputs,
+        BM=tile.rows,
+        BK=tile.depth,
+        CHUNKS=chunks,
+        WAY=way,
+        GROUP=_GROUP,
+    )
+    if way == BY_SECOND:
+        grid = (ceil_div(out.numel(), _REDUCED),)
+        launch(_reduce_kernel, grid, workspace.partials, out, out.numel(), CHUNKS=chunks, BLOCK=_REDUCED)
+    return out

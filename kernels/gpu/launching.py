@@ -1,0 +1,52 @@
+"""The one way a device kernel is declared and launched.
+
+Floating-point fusion is off: a multiply and an add stay two roundings, and only ``tl.fma`` is a fused one.
+Tiles and warps come from static choices of the launchers; nothing is tuned at run time, because a tile chosen
+by a stopwatch would be another program on another day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import triton
+import triton.language as tl
+
+F = TypeVar("F", bound=Callable[..., Any])
+Ptr = tl.tensor  # Triton reads annotations, and knows no other names than its own
+"""A tensor as a kernel sees it: the address of its first element."""
+Block = tl.tensor
+"""Values of a tile inside a kernel, or one scalar."""
+
+
+_COUNTS = ("num_rows", "num_items", "num_groups", "count")
+
+
+def kernel(function: F) -> Any:
+    """Compile ``function`` at its first launch; how many rows there are never makes it another program."""
+    return triton.jit(function, do_not_specialize=_COUNTS)
+
+
+def device(function: F) -> F:
+    """A function that kernels inline."""
+    compiled: F = triton.jit(function)
+    return compiled
+
+
+def launch(
+    function: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
+) -> None:
+    """Run ``function`` on ``grid`` programs; an empty grid does nothing."""
+    if 0 not in grid:
+        function[grid](*arguments, num_warps=num_warps, enable_fp_fusion=False, **constants)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``a / b`` rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``: the length of a tile that holds n values."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,99 @@
+"""Triton's interpreter with the device's arithmetic: real fused multiply-adds, and ``tl.dot`` as their chain.
+
+As shipped the interpreter rounds a product before it adds and multiplies matrices in whatever order numpy
+likes, so its bits prove nothing. With both replaced, a kernel here must give the bytes of the CPU kernels.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer.kernels.cpu.elementary import fma, fma64
+
+Array = npt.NDArray[Any]
+
+
+@numba.njit
+def _fma_all(a: Array, b: Array, c: Array, out: Array) -> None:
+    for i in range(out.shape[0]):
+        out[i] = fma(a[i], b[i], c[i])
+
+
+@numba.njit
+def _fma64_all(a: Array, b: Array, c: Array, out: Array) -> None:
+    for i in range(out.shape[0]):
+        out[i] = fma64(a[i], b[i], c[i])
+
+
+@numba.njit
+def _dot_chain(a: Array, b: Array, out: Array) -> None:
+    for m in range(out.shape[0]):
+        for k in range(a.shape[1]):
+            for n in range(out.shape[1]):
+                out[m, n] = fma(a[m, k], b[k, n], out[m, n])
+
+
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """Element-wise ``a * b + c`` with one rounding."""
+    a, b, c = (np.ascontiguousarray(part) for part in np.broadcast_arrays(a, b, c))
+    out = np.empty_like(c)
+    each = _fma64_all if out.dtype == np.float64 else _fma_all
+    each(a.reshape(-1), b.reshape(-1), c.reshape(-1), out.reshape(-1))
+    return out
+
+
+def dot_chain(a: Array, b: Array, c: Array) -> Array:
+    """``c`` plus the chain over ascending k of ``a[m, k] * b[k, n]``."""
+    out = np.array(c, np.float32)
+    _dot_chain(np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32), out)
+    return out
+
+
+def _as_float32(values: Array) -> Array:
+    """The interpreter keeps bfloat16 as the upper halves of float32."""
+    return (
+        (values.astype(np.uint32) << np.uint32(16)).view(np.float32) if values.dtype == np.uint16 else values
+    )
+
+
+def make_exact() -> None:
+    """Turn the interpreter on for this process and make it exact; call it before anything imports triton."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.InterpreterBuilder
+    handle: Any = interpreter.TensorHandle
+    patch_tensor: Any = interpreter._patch_lang_tensor
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return handle(fused(x.data, y.data, z.data), z.dtype.scalar)
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        left, right = (_as_float32(part.data) for part in (a, b))
+        return handle(dot_chain(left, right, d.data), d.dtype.scalar)
+
+    def patch_with_scalars(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        # numpy 2.4 no longer turns an array of one element into an int by itself
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    builder.create_fma, builder.create_dot = create_fma, create_dot
+    interpreter._patch_lang_tensor = patch_with_scalars
+
+
+def make_unfused() -> None:
+    """A seeded fault: from now on a product is rounded before the addition."""
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.InterpreterBuilder
+    handle: Any = interpreter.TensorHandle
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return handle(x.data * y.data + z.data, z.dtype.scalar)
+
+    builder.create_fma = create_fma
