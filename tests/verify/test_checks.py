@@ -157,7 +157,7 @@ def test_an_engine_that_differs_once_reopened_is_found(make_context: MakeContext
 
     def fault(config: EngineConfig, results: list[Any]) -> None:
         if len(opened) == 2:
-            flip_bit(results[0].logits, (299, 0))
+            flip_bit(results[0].logits, (99, 0))
 
     context = make_context(score=fault)
     open_sound = context._open_subject

@@ -16,7 +16,7 @@ NAME = "grid"
 
 def cases(context: CheckContext) -> Iterator[Case]:
     """A plain run of a sample against one with every axis drawn at random; the same draws on every run."""
-    for number in range(context.size.pick(2, 8, 40)):
+    for number in range(context.size.pick(2, 6, 40)):
         draw = random.Random(1000 + number)
         sample = context.sample(number, draw.randint(20, context.size.pick(50, 200, 330)))
         prompts = [_neighbour(context, draw) for _ in range(draw.randint(0, 6))]

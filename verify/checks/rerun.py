@@ -15,7 +15,7 @@ NAME = "rerun"
 
 def cases(context: CheckContext) -> Iterator[Case]:
     """Score the same batch twice, and once more by an engine opened afresh; generate twice."""
-    lengths = context.size.pick((61, 33), (300, 257, 129), (300, 257, 129, 383, 191))
+    lengths = context.size.pick((61, 33), (257, 129), (300, 257, 129, 383, 191))
     samples = context.samples(lengths)
     prompts = tuple(sample.token_ids for sample in samples)
     for index, sample in enumerate(samples):
@@ -28,7 +28,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         once = Trial(
             ask=Ask.GENERATE,
             prompts=(sample.token_ids,),
-            max_tokens=context.size.pick(8, 32, 64),
+            max_tokens=context.size.pick(8, 24, 64),
             temperature=0.9,
             seeds=(index + 1,),
         )

@@ -14,7 +14,7 @@ NAME = "seeds"
 
 def cases(context: CheckContext) -> Iterator[Case]:
     """A seeded request alone, and beside seeded and unseeded ones, which draw anew on every run."""
-    for number in range(context.size.pick(1, 3, 8)):
+    for number in range(context.size.pick(1, 2, 8)):
         sample = context.sample(number, 30 + 7 * number)
         alone = Trial(
             ask=Ask.GENERATE,
