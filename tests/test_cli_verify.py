@@ -100,7 +100,14 @@ def test_five_inconclusive() -> None:
 
 def test_one_hundred_and_thirty_interrupted() -> None:
     command = [*VERIFY, "--check", "rerun", "--check", "batch"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell starts background jobs with interrupts ignored, and children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     assert process.stderr is not None
     while "rerun" not in process.stderr.readline():
         assert process.poll() is None
