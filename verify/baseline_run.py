@@ -107,8 +107,12 @@ def check_samples(
     progress: Progress = ignore_progress,
     selection: Selection | None = None,
     is_required: bool = True,
+    asked: Sequence[PlannedSample] = (),
 ) -> tuple[CheckReport, dict[Key, SampleRows]]:
     """Score samples and compare each with what is locked; orphans of the same families are listed too.
+
+    Args:
+        asked: samples that are no orphans although they are not scored this time.
 
     Returns:
         The report, and the rows by key, for tolerance mode.
@@ -124,7 +128,8 @@ def check_samples(
     for key, rows in score_samples(scorer, planned, progress):
         rows_of[key] = rows
         outcomes.append(store.check(key, rows.token_id, rows.logprob, rows.valid, provenance))
-    orphans = [key for key in store.orphans(rows_of) if selection is None or selection.matches(key)]
+    known = {*rows_of, *(item.key for item in asked)}
+    orphans = [key for key in store.orphans(known) if selection is None or selection.matches(key)]
     outcomes += [
         KeyOutcome(key=key, status=CheckStatus.ORPHAN, reason="is locked, and no text asks for it")
         for key in orphans

@@ -19,6 +19,7 @@ from deepinfer.verify.checks import baselines
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.gate import BaselineGate, StoreChoice, bundled_store_dir
 from deepinfer.verify.result import CheckResult, Status
+from deepinfer.verify.size import Size
 
 PLANS = (ScoringPlan(workload="unicode", max_tokens=20),)
 
@@ -48,8 +49,15 @@ def locked(tmp_path: Path, scorer: Callable[..., Any]) -> Path:
 
 @pytest.fixture
 def check(make_context: Callable[..., CheckContext]) -> Callable[..., CheckResult]:
-    def run(engine: Any, store: Path, *, is_required: bool = True, plans: Any = PLANS) -> CheckResult:
-        context = make_context()
+    def run(
+        engine: Any,
+        store: Path,
+        *,
+        is_required: bool = True,
+        plans: Any = PLANS,
+        size: Size = Size.DEFAULT,
+    ) -> CheckResult:
+        context = make_context(size=size)
         context.open_scorer = lambda: engine
         choice = StoreChoice(path=store, is_named=is_required)
         context.baseline_gate = BaselineGate(store=choice, is_required=is_required, plans=plans)
@@ -67,6 +75,23 @@ def test_equal_bits_are_the_same(check: Check, scorer: MakeScorer, locked: Path)
     assert result.status is Status.SAME
     assert result.num_inspected == 12 * 21
     assert len(result.items) == 12
+
+
+@pytest.mark.parametrize(("is_required", "num_samples"), [(True, 12), (False, 2)])
+def test_the_quick_size_takes_a_part_and_says_so(
+    check: Check, scorer: MakeScorer, locked: Path, is_required: bool, num_samples: int
+) -> None:
+    result = check(scorer(), locked, is_required=is_required, size=Size.QUICK)
+    assert result.status is Status.SAME
+    assert [item.status for item in result.items] == [Status.SAME] * num_samples
+    assert ("10 more are left to the larger sizes" in result.detail) == (not is_required)
+
+
+def test_the_quick_size_finds_what_it_takes(check: Check, scorer: MakeScorer, locked: Path) -> None:
+    planned = plan_samples(scorer(), PLANS)
+    token_id = int(planned[baselines.QUICK_STRIDE].token_ids[7])
+    engine = scorer(override={token_id: -0.123})
+    assert check(engine, locked, is_required=False, size=Size.QUICK).status is Status.DIFFERENT
 
 
 def test_one_moved_value_is_different_and_named(check: Check, scorer: MakeScorer, locked: Path) -> None:

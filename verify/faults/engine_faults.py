@@ -255,8 +255,8 @@ VALUE_FAULTS = (
         "process",
     ),
     _fault(
-        "top-k-ties-to-the-higher-entry",
-        "no two index scores of the bundled texts are equal, so no run can tell the tie rules apart; "
+        "router-ties-to-the-higher-expert",
+        "no two router scores of the bundled texts are equal, so no run can tell the tie rules apart; "
         "tests/kernels covers ties with made-up scores",
         "kernels.cpu.router:route_kernel",
         "scores[e] + bias[e] > scores[best]",
