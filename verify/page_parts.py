@@ -112,7 +112,7 @@ def _tops(found: Mapping[str, Any]) -> str:
 
 def perplexity_chart(bars: Sequence[Mapping[str, Any]]) -> str:
     """Perplexity on a logarithmic axis: interval, value, and the reference as a ring."""
-    logs = [math.log(v) for bar in bars for v in (bar["low"], bar["high"], bar["reference"]) if v]
+    logs = [math.log(bar[name]) for bar in bars for name in ("low", "ppl", "high", "reference") if bar[name]]
     low, high = min(logs), max(logs)
     span = max(high - low, 1e-9)
     height = _ROW_HEIGHT * len(bars) + 34
@@ -130,22 +130,23 @@ def perplexity_chart(bars: Sequence[Mapping[str, Any]]) -> str:
     for index, bar in enumerate(bars):
         y = _ROW_HEIGHT * index + _ROW_HEIGHT / 2
         label = escape(str(bar["label"]))
-        parts.append(
-            f'<text x="{_LABEL_WIDTH - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-            f'<line class="bar" x1="{x(bar["low"]):.1f}" x2="{x(bar["high"]):.1f}" y1="{y}" y2="{y}"/>'
-            f'<circle class="dot" cx="{x(bar["ppl"]):.1f}" cy="{y}" r="4"/>'
-        )
+        parts.append(f'<text x="{_LABEL_WIDTH - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        if bar["low"]:
+            parts.append(
+                f'<line class="bar" x1="{x(bar["low"]):.1f}" x2="{x(bar["high"]):.1f}" y1="{y}" y2="{y}"/>'
+            )
+        parts.append(f'<circle class="dot" cx="{x(bar["ppl"]):.1f}" cy="{y}" r="4"/>')
         if bar["reference"]:
             parts.append(f'<circle class="ring" cx="{x(bar["reference"]):.1f}" cy="{y}" r="7"/>')
         parts.append(
             f'<text x="{_CHART_WIDTH}" y="{y + 4:.1f}" text-anchor="end">{bar["ppl"]:.4g} '
-            f'<tspan class="tick">n {bar["num_tokens"]}</tspan></text>'
+            f'<tspan class="tick">n {bar["num_tokens"]:,}</tspan></text>'
         )
     return (
         f'<div class="scroll"><svg class="chart" viewBox="0 0 {_CHART_WIDTH} {height}" role="img" '
         f'aria-label="perplexity of {len(bars)} texts">{"".join(parts)}</svg></div>'
-        '<p class="legend">dot: this engine; line: 95 % interval over tokens; '
-        "ring: bundled reference outputs</p>"
+        '<p class="legend">dot: this engine; line: 95 % interval, samples as independent draws; '
+        "ring: the same tokens as locked, or by the bundled reference outputs; n: tokens</p>"
     )
 
 

@@ -64,6 +64,9 @@ overflow-x:auto;font:.9rem/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monosp
 .chart text{fill:var(--ink)}.chart .tick{fill:var(--soft);font-size:11px}
 .chart .grid{stroke:var(--line)}.chart .bar{stroke:rgb(var(--ok));stroke-width:3;stroke-linecap:round}
 .chart .dot{fill:rgb(var(--ok))}.chart .ring{fill:none;stroke:var(--ink);stroke-width:1.5}
-@media (max-width:40rem){main{padding:.7rem}.banner,section{padding:.95rem}
+@media (max-width:40rem){main{padding:.7rem}.banner,section{padding:.95rem}.chart{min-width:0;font-size:15px}
+.chart .tick{font-size:13px}.checks thead{display:none}.checks tr{display:grid;column-gap:.4rem;
+grid-template-columns:1fr auto 4rem 3rem;border-bottom:1px solid var(--line);padding:.3rem 0}
+.checks th,.checks td{border:0;padding:.1rem}.checks .detail{grid-column:1/-1;min-width:0;color:var(--soft)}
 .facts div{grid-template-columns:1fr;gap:0;margin-bottom:.25rem}}
 """

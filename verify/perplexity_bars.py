@@ -1,19 +1,24 @@
-"""Perplexity of the samples a verdict looked at, with error bars, beside the reference if there is one."""
+"""Perplexity of the texts a verdict looked at, with error bars, beside what was locked or a reference."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from deepinfer.baselines.key import Key
+from deepinfer.baselines.records import Entry
 from deepinfer.engine.api import RequestFailure, ScoreRequest
+from deepinfer.eval.rows import SampleRows
+from deepinfer.eval.stats import clustered_mean, exact_sum
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.reference_data import load_references
 
-_Z95 = 1.96
 MIN_TOKENS = 32
-"""Fewer tokens than this say nothing that an error bar could hold."""
+"""Fewer tokens than this say nothing worth a picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,54 +28,77 @@ class PerplexityBar:
     Attributes:
         label: the text.
         num_tokens: scored tokens.
+        num_documents: samples they lie in.
         ppl: perplexity per token.
-        low, high: 95 % interval from the spread of the log-probabilities, tokens taken as independent.
-        reference: perplexity by the bundled reference outputs, None without one.
+        low, high: 95 % interval that takes samples as the independent draws; None with a single sample.
+        reference: perplexity of the same tokens as locked, or by the bundled reference outputs; None without.
     """
 
     label: str
     num_tokens: int
+    num_documents: int
     ppl: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     reference: float | None = None
 
 
-def perplexity_bars(context: CheckContext) -> tuple[PerplexityBar, ...]:
-    """Bars of the shared samples, and of the reference sequences beside their reference."""
+def baseline_bars(
+    scored: Mapping[Key, SampleRows], locked: Callable[[Key], Entry | None]
+) -> tuple[PerplexityBar, ...]:
+    """One bar a workload; the reference is what ``locked`` gives for its samples, if it knows them all."""
+    workloads: dict[str, list[Key]] = {}
+    for key in scored:
+        workloads.setdefault(key.scope.workload_name, []).append(key)
     bars = []
-    for sample, result in zip(context.base_samples, context.base_results, strict=True):
-        if not isinstance(result, RequestFailure):
-            bars.append(_bar(sample.workload, result.logprobs[result.valid]))
-    if context.reference_dir is not None:
-        for reference in load_references(context.reference_dir, "fp32_q"):
-            [scored] = context.base.score(
-                [ScoreRequest(request_id=reference.name, token_ids=reference.token_ids)]
-            )
-            if not isinstance(scored, RequestFailure):
-                bars.append(
-                    _bar(
-                        f"reference {reference.name}",
-                        scored.logprobs[scored.valid],
-                        math.exp(reference.mean_nll),
-                    )
-                )
-    return tuple(bar for bar in bars if bar.num_tokens >= MIN_TOKENS and math.isfinite(bar.ppl))
+    for workload, keys in workloads.items():
+        entries = [entry for key in keys if (entry := locked(key)) is not None]
+        nll, num_tokens = math.fsum(float.fromhex(e.nll) for e in entries), sum(e.num_tokens for e in entries)
+        reference = math.exp(nll / num_tokens) if len(entries) == len(keys) and num_tokens else None
+        bars.append(_bar(workload, [scored[key].logprob[scored[key].valid] for key in keys], reference))
+    return _drawable(bars)
+
+
+def sample_bars(context: CheckContext) -> tuple[PerplexityBar, ...]:
+    """The samples that checks share, one document each: for a model that nobody has locked."""
+    results = zip(context.base_samples, context.base_results, strict=True)
+    return _drawable(
+        [_bar(s.workload, [r.logprobs[r.valid]]) for s, r in results if not isinstance(r, RequestFailure)]
+    )
+
+
+def reference_bars(context: CheckContext) -> tuple[PerplexityBar, ...]:
+    """The sequences of the bundled reference outputs beside the perplexity these give."""
+    if context.reference_dir is None:
+        return ()
+    references = load_references(context.reference_dir, "fp32_q")
+    results = context.base.score(
+        [ScoreRequest(request_id=item.name, token_ids=item.token_ids) for item in references]
+    )
+    scored = [result.logprobs[result.valid] for result in results if not isinstance(result, RequestFailure)]
+    num_tokens = sum(len(values) for values in scored)
+    if len(scored) < len(references) or not num_tokens:
+        return ()
+    nll = math.fsum(item.mean_nll * len(values) for item, values in zip(references, scored, strict=True))
+    return _drawable([_bar("reference outputs", scored, math.exp(nll / num_tokens))])
 
 
 def _bar(
-    label: str,
-    logprobs: np.ndarray[tuple[int, ...], np.dtype[np.float32]],
-    reference: float | None = None,
+    label: str, logprobs: Sequence[npt.NDArray[np.float32]], reference: float | None = None
 ) -> PerplexityBar:
-    nll = -logprobs.astype(np.float64)
-    mean = float(nll.mean()) if nll.size else math.nan
-    error = float(nll.std(ddof=1)) / math.sqrt(nll.size) if nll.size > 1 else math.nan
+    found = clustered_mean([-exact_sum(values) for values in logprobs], [len(values) for values in logprobs])
+    interval = found.interval() if found else None
+    low, high = (math.exp(interval[0]), math.exp(interval[1])) if interval else (None, None)
     return PerplexityBar(
         label=label,
-        num_tokens=int(nll.size),
-        ppl=math.exp(mean),
-        low=math.exp(mean - _Z95 * error),
-        high=math.exp(mean + _Z95 * error),
+        num_tokens=found.num_tokens if found else 0,
+        num_documents=found.num_documents if found else 0,
+        ppl=math.exp(found.mean) if found else math.nan,
+        low=low,
+        high=high,
         reference=reference,
     )
+
+
+def _drawable(bars: Sequence[PerplexityBar]) -> tuple[PerplexityBar, ...]:
+    return tuple(bar for bar in bars if bar.num_tokens >= MIN_TOKENS and math.isfinite(bar.ppl))

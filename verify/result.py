@@ -125,6 +125,7 @@ class CheckResult:
         cells: what was found on each workload.
         failure: the first failing case, explained.
         figures: numbers worth reporting that decide nothing.
+        perplexity: of the texts that were scored, for a check that scores texts.
         items: one entry a thing, where a check has many that reports list; they decide nothing by themselves.
         seconds: wall time.
     """
@@ -140,6 +141,7 @@ class CheckResult:
     cells: dict[str, Cell] = field(default_factory=dict)
     failure: Failure | None = None
     figures: dict[str, float] = field(default_factory=dict)
+    perplexity: tuple[PerplexityBar, ...] = ()
     items: tuple[Item, ...] = ()
     seconds: float = 0.0
 

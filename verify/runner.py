@@ -41,7 +41,7 @@ from deepinfer.verify.engine_subject import EngineSubject
 from deepinfer.verify.gate import BaselineGate, bundled_gate
 from deepinfer.verify.live import open_context
 from deepinfer.verify.pack import fingerprint, write_pack
-from deepinfer.verify.perplexity_bars import perplexity_bars
+from deepinfer.verify.perplexity_bars import PerplexityBar, reference_bars, sample_bars
 from deepinfer.verify.report import listing_records
 from deepinfer.verify.result import CheckResult, Status, Verdict
 from deepinfer.verify.scenarios import SCENARIOS
@@ -181,8 +181,7 @@ def run_verify(
     if config.pack is not None and failures:
         write_pack(config.pack, context, model_digest(context), failures)
         notes.append(f"{len(failures)} failing cases are in {config.pack}; deepinfer replay runs them again")
-    finite = bool(results) and not any(result.status is Status.INCONCLUSIVE for result in results)
-    bars = perplexity_bars(context) if finite and checks == CHECKS else ()
+    bars = _bars(context, results) if checks == CHECKS else ()
     progress("done", len(checks), len(checks))
     return Verdict(
         results=tuple(results),
@@ -192,6 +191,13 @@ def run_verify(
         fingerprint=fingerprint(),
         seconds=time.perf_counter() - started_s,
     )
+
+
+def _bars(context: CheckContext, results: list[CheckResult]) -> tuple[PerplexityBar, ...]:
+    if any(result.status is Status.INCONCLUSIVE for result in results):
+        return ()
+    bars = tuple(bar for result in results for bar in result.perplexity)
+    return (*(bars or sample_bars(context)), *reference_bars(context))
 
 
 def _progress_within(progress: Progress, index: int, total: int, what: str) -> None:

@@ -83,7 +83,9 @@ def test_the_strip_has_a_mark_for_each_row() -> None:
 
 def test_the_chart_shows_value_interval_and_reference() -> None:
     bar = {"label": "prose", "num_tokens": 300, "ppl": 12.5, "low": 10.0, "high": 16.0, "reference": 12.4}
-    chart = perplexity_chart([bar, {**bar, "label": "code", "reference": None}])
+    alone = {**bar, "label": "code", "reference": None, "low": None, "high": None}
+    chart = perplexity_chart([bar, alone])
+    assert chart.count('class="bar"') == 1
     assert chart.count('class="ring"') == 1
     assert chart.count('class="dot"') == 2
     assert ">12.5 " in chart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,12 +19,14 @@ from deepinfer.engine.api import Profile
 from deepinfer.engine.errors import ConfigError
 from deepinfer.eval.baseline_scores import score_samples
 from deepinfer.eval.engines.protocol import Scorer
+from deepinfer.eval.rows import SampleRows
 from deepinfer.eval.scoring_plan import PlannedSample, plan_samples
 from deepinfer.eval.stats import MIN_DOCUMENTS, clustered_mean
 from deepinfer.verify.baseline_run import CheckReport, check_samples
 from deepinfer.verify.check import Check
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.gate import BaselineGate
+from deepinfer.verify.perplexity_bars import baseline_bars
 from deepinfer.verify.result import CheckResult, Item, Status
 
 NAME = "baselines"
@@ -59,13 +61,14 @@ def run(context: CheckContext) -> CheckResult:
         if not locked and not gate.is_required:
             return _without_baseline(gate, state, scorer, planned[::stride])
         scored = planned if gate.is_required else locked[::stride]
-        report, _ = check_samples(scorer, store, scored, is_required=gate.is_required, asked=planned)
+        report, rows_of = check_samples(scorer, store, scored, is_required=gate.is_required, asked=planned)
     except UnlockedError as error:
         return CheckResult(name=NAME, status=Status.UNLOCKED, detail=str(error))
     except BaselineError as error:  # an unreadable folder, or a store of a later version
         raise ConfigError(str(error)) from error
     num_left_out = len(locked) - len(locked[::stride])
-    return _result(report, gate, num_unlocked=len(planned) - len(locked), num_left_out=num_left_out)
+    result = _result(report, gate, num_unlocked=len(planned) - len(locked), num_left_out=num_left_out)
+    return replace(result, perplexity=baseline_bars(rows_of, state.locked_entry))
 
 
 def _result(report: CheckReport, gate: BaselineGate, *, num_unlocked: int, num_left_out: int) -> CheckResult:
@@ -123,23 +126,29 @@ def _without_baseline(
     ]
     if not pairs:
         return CheckResult(name=NAME, status=Status.NOT_APPLICABLE, detail=head)
-    status, detail, num_tokens = _tolerance(gate, scorer, pairs)
-    return CheckResult(name=NAME, status=status, detail=f"{head}; {detail}", num_inspected=num_tokens)
+    rows_of = dict(score_samples(scorer, [item for item, _ in pairs]))
+    entries = {item.key: entry for item, entry in pairs}
+    status, detail, num_tokens = _tolerance(gate, rows_of, entries)
+    return CheckResult(
+        name=NAME,
+        status=status,
+        detail=f"{head}; {detail}",
+        num_inspected=num_tokens,
+        perplexity=baseline_bars(rows_of, entries.get),
+    )
 
 
 def _tolerance(
-    gate: BaselineGate, scorer: Scorer, pairs: Sequence[tuple[PlannedSample, Entry]]
+    gate: BaselineGate, rows_of: Mapping[Key, SampleRows], entries: Mapping[Key, Entry]
 ) -> tuple[Status, str, int]:
     """One-sided paired test of perplexity, clustered by sample (product.md section 5)."""
     sums: list[float] = []
     counts: list[int] = []
-    for (_, entry), (key, rows) in zip(
-        pairs, score_samples(scorer, [item for item, _ in pairs]), strict=True
-    ):
+    for key, rows in rows_of.items():
         scored = rows.logprob[rows.valid].astype(np.float64)
         if not np.isfinite(scored).all():
             return Status.INCONCLUSIVE, f"{key.sample}: a log-probability is not finite", 0
-        sums.append(-math.fsum(scored.tolist()) - float.fromhex(entry.nll))
+        sums.append(-math.fsum(scored.tolist()) - float.fromhex(entries[key].nll))
         counts.append(len(scored))
     delta = clustered_mean(sums, counts)
     if delta is None or delta.num_documents < MIN_DOCUMENTS or delta.z_score is None:
