@@ -2,6 +2,11 @@
 
     .venv/bin/python -P benchmarks/repeat_verify_quick.py [--runs 60] [--out FILE.md]
 
+In parts, so that the first can have the machine to itself and the second need not:
+
+    ... --runs 30 --load none --reports build/quick.json
+    ... --runs 30 --load busy --reports build/quick.json --out FILE.md
+
 A quarter of the runs each on 1 and 2 threads, with and without a process that keeps a core busy. Every run is
 a process of its own. Exit code 0 if all reports are the same.
 """
@@ -11,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -57,31 +63,49 @@ def one_run(threads: int, loaded: bool) -> tuple[str, float]:
     return json.dumps(without_times(json.loads(done.stdout)), sort_keys=True), seconds
 
 
+def earlier_runs(path: Path | None) -> list[dict[str, Any]]:
+    """Runs that an earlier call kept."""
+    if path is None or not path.exists():
+        return []
+    runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return runs
+
+
 def main() -> int:
     """Run, print, and write a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=60)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--load", choices=("none", "busy"), help="only without, or only with, a busy process")
+    parser.add_argument("--reports", type=Path, help="go on from the reports in this file, and add to it")
     options = parser.parse_args()
     ways = [(1, False), (2, False), (1, True), (2, True)]
-    reports: Counter[str] = Counter()
-    times: dict[tuple[int, bool], list[float]] = {way: [] for way in ways}
+    if options.load is not None:
+        ways = [way for way in ways if way[1] == (options.load == "busy")]
+    done = earlier_runs(options.reports)
     for number in range(options.runs):
         way = ways[number * len(ways) // options.runs]
         report, seconds = one_run(*way)
-        reports[report] += 1
-        times[way].append(seconds)
+        done.append({"threads": way[0], "loaded": way[1], "seconds": seconds, "report": report})
+        if options.reports is not None:
+            options.reports.write_text(json.dumps(done), encoding="utf-8")
         print(
             f"run {number + 1}: {way[0]} threads, load {way[1]}, {seconds:.1f} s", file=sys.stderr, flush=True
         )
+    reports = Counter(str(run["report"]) for run in done)
+    times: dict[tuple[int, bool], list[float]] = {}
+    for run in done:
+        times.setdefault((run["threads"], run["loaded"]), []).append(run["seconds"])
     verdicts = Counter(json.loads(r)["verdict"] if r.startswith("{") else r for r in reports.elements())
-    lines = ["| threads | load beside it | runs | seconds, fastest | slowest |", "|---|---|---:|---:|---:|"]
+    lines = [
+        "| threads | load beside it | runs | seconds, fastest | median | slowest |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
     for (threads, loaded), taken in times.items():
-        if taken:
-            beside = "one busy process" if loaded else "none"
-            figures = f"{len(taken)} | {min(taken):.1f} | {max(taken):.1f}"
-            lines.append(f"| {threads} | {beside} | {figures} |")
-    lines += ["", f"{len(reports)} different reports in {options.runs} runs; verdicts: {dict(verdicts)}"]
+        beside = "one busy process" if loaded else "none"
+        figures = f"{len(taken)} | {min(taken):.1f} | {statistics.median(taken):.1f} | {max(taken):.1f}"
+        lines.append(f"| {threads} | {beside} | {figures} |")
+    lines += ["", f"{len(reports)} different reports in {len(done)} runs; verdicts: {dict(verdicts)}"]
     text = "\n".join(lines) + "\n"
     print(text)
     if options.out is not None:

@@ -197,7 +197,8 @@ def _bars(context: CheckContext, results: list[CheckResult]) -> tuple[Perplexity
     if any(result.status is Status.INCONCLUSIVE for result in results):
         return ()
     bars = tuple(bar for result in results for bar in result.perplexity)
-    return (*(bars or sample_bars(context)), *reference_bars(context))
+    references = () if context.size is Size.QUICK else reference_bars(context)
+    return (*(bars or sample_bars(context)), *references)
 
 
 def _progress_within(progress: Progress, index: int, total: int, what: str) -> None:
