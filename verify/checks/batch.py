@@ -43,7 +43,7 @@ def _decoding(context: CheckContext) -> Iterator[Case]:
         alone = Trial(
             ask=Ask.GENERATE,
             prompts=(sample.token_ids,),
-            max_tokens=context.size.pick(8, 24, 48),
+            max_tokens=context.size.pick(5, 24, 48),
         )
         neighbours = [context.sample(number + 1 + i, 20 + 23 * i, start=77 * i) for i in range(size - 1)]
         yield _case(f"decode-{size}", sample, alone, neighbours, size // 2)

@@ -26,7 +26,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         packed = Trial(
             ask=Ask.GENERATE,
             prompts=(sample.token_ids,),
-            max_tokens=context.size.pick(8, 24, 40),
+            max_tokens=context.size.pick(5, 24, 40),
             engine=settings(num_cache_blocks=8, prefix_caching=False),
         )
         yield _case(f"decode-{number}", sample.workload, packed)

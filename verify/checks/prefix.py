@@ -22,7 +22,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
             sample = context.sample(number, shared + extra)
             # the warm prompt goes its own way after the shared part
             other = context.sample(number + 1, 30, start=91).token_ids
-            cold = _cold(sample.token_ids, pick(8, 12, 16))
+            cold = _cold(sample.token_ids, pick(4, 12, 16))
             warm = replace(cold, before=((*sample.token_ids[:shared], *other),))
             yield Case(
                 check=NAME,
@@ -35,7 +35,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
     for number in range(pick(1, 2, 6)):
         num_blocks = pick(4, 6, 6)
         sample = context.sample(number, (num_blocks // 2) * BLOCK_TOKENS + 20 + number)
-        cold = _cold(sample.token_ids, pick(8, 12, 32))
+        cold = _cold(sample.token_ids, pick(4, 12, 32))
         # the second prompt needs blocks that only the end of the first one's can give
         intruder = context.sample(number + 2, (num_blocks - 1) * BLOCK_TOKENS - 40, start=13).token_ids
         evicted = replace(

@@ -28,7 +28,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         once = Trial(
             ask=Ask.GENERATE,
             prompts=(sample.token_ids,),
-            max_tokens=context.size.pick(8, 24, 64),
+            max_tokens=context.size.pick(5, 24, 64),
             temperature=0.9,
             seeds=(index + 1,),
         )
