@@ -49,8 +49,8 @@ def cache_rows(wave: Wave, max_rows: int, max_chunk: int | None) -> dict[str, np
         records = entry_records(wave.blocks[0], np.arange(size // ratio), ratio)
         state[f"main.{layer}"] = _bytes(pool, records)
         state[f"index_key.{layer}"] = _bytes(caches.index[layer], records)
-    for layer, (values, scores) in caches.pending.items():
+    for layer, pending in caches.pending.items():
         if size % config.compress_ratio(layer):
-            state[f"pending_value.{layer}"] = values[0].numpy()
-            state[f"pending_score.{layer}"] = scores[0].numpy()
+            state[f"pending_value.{layer}"] = pending.values[0].numpy()
+            state[f"pending_score.{layer}"] = pending.scores[0].numpy()
     return state

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from deepinfer.engine.cache.pending import PendingHalves
 from deepinfer.engine.cache.record_pool import RecordPool, index_format, main_format, window_format
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.step_plan import BLOCK_TOKENS
@@ -20,6 +19,7 @@ class CacheShape:
         num_slots: state slots, one per live sequence.
         ring: window positions a slot remembers.
         draft_ring: the same in the draft stages; 0 leaves the draft caches out.
+        max_drafts: drafted rows that a step may take back from a sequence.
         exact: keep float32 instead of the released formats (comparison with references only).
     """
 
@@ -27,6 +27,7 @@ class CacheShape:
     num_slots: int
     ring: int
     draft_ring: int = 0
+    max_drafts: int = 0
     exact: bool = False
 
 
@@ -49,18 +50,14 @@ class Caches:
         self.draft_window = [RecordPool(window, shape.num_slots, shape.draft_ring) for _ in range(stages)]
         self.main: dict[int, RecordPool] = {}
         self.index: dict[int, RecordPool] = {}
-        self.pending: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.pending: dict[int, PendingHalves] = {}
         for layer in config.kv_source_layer_ids:
             ratio = config.compress_ratio(layer)
             groups, per_group = shape.num_blocks + 1, BLOCK_TOKENS // ratio
             self.main[layer] = RecordPool(main_format(config, shape.exact), groups, per_group)
             self.index[layer] = RecordPool(index_format(config, shape.exact), groups, per_group)
             if ratio == 2:
-                # float32 value and score of the last token of an incomplete group
-                self.pending[layer] = (
-                    torch.zeros(shape.num_slots, config.head_dim),
-                    torch.zeros(shape.num_slots, config.head_dim),
-                )
+                self.pending[layer] = PendingHalves(shape.num_slots, config.head_dim, shape.max_drafts)
 
     @property
     def bytes_per_block(self) -> int:
@@ -71,4 +68,4 @@ class Caches:
     def bytes_per_slot(self) -> int:
         """Bytes of one sequence's rings and compressor state."""
         rings = sum(pool.buffer.shape[1] for pool in [*self.window, *self.draft_window])
-        return rings + sum(4 * (v.shape[1] + s.shape[1]) for v, s in self.pending.values())
+        return rings + sum(pending.bytes_per_slot for pending in self.pending.values())

@@ -81,22 +81,20 @@ class Compressor:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Pooled pairs [J, C] and the row of each pair's second token, int64 [J]."""
         values, scores = ops.linear_fp32(x, self.wkv), ops.linear_fp32(x, self.wgate)
-        pending_values, pending_scores = caches.pending[self.layer]
-        completed = np.flatnonzero(step.encoder.positions.numpy() % 2 == 1)
-        chunks = [
-            (chunk.slot, chunk.start % 2, chunk.end % 2, chunk.end - chunk.start) for chunk in step.chunks
-        ]
-        slots, starts_odd, ends_odd, sizes = np.array(chunks, np.int64).T
-        ends = np.cumsum(sizes)
-        late = np.flatnonzero(starts_odd)  # the partner of the first row came in an earlier step
-        pairs = torch.from_numpy(np.searchsorted(completed, (ends - sizes)[late]))
-        left = np.flatnonzero(ends_odd)  # the last row waits for its partner
-        waiting, last = torch.from_numpy(slots[left]), torch.from_numpy(ends[left] - 1)
-        second, partners = torch.from_numpy(completed), torch.from_numpy(slots[late])
+        rows, pending = step.encoder, caches.pending[self.layer]
+        positions = rows.positions.numpy()
+        completed = np.flatnonzero(positions % 2 == 1)
+        starts_odd, sizes = np.array([(c.start % 2, c.end - c.start) for c in step.chunks], np.int64).T
+        late = (np.cumsum(sizes) - sizes)[starts_odd == 1]  # whose partner came in an earlier step
+        pairs = torch.from_numpy(np.searchsorted(completed, late))
+        waiting = torch.from_numpy(pending.waiting(positions, rows.last.numpy()))
+        second = torch.from_numpy(completed)
         value_pairs = torch.stack([values[second - 1], values[second]], 1)
         score_pairs = torch.stack([scores[second - 1], scores[second]], 1)
-        value_pairs[pairs, 0] = pending_values[partners]
-        score_pairs[pairs, 0] = pending_scores[partners]
-        pending_values[waiting] = values[last]
-        pending_scores[waiting] = scores[last]
+        partners = pending.records(rows.slots[late], rows.positions[late] - 1)
+        value_pairs[pairs, 0] = pending.values[partners]
+        score_pairs[pairs, 0] = pending.scores[partners]
+        places = pending.records(rows.slots[waiting], rows.positions[waiting])
+        pending.values[places] = values[waiting]
+        pending.scores[places] = scores[waiting]
         return ops.pool_pairs(value_pairs, score_pairs), second
