@@ -78,10 +78,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--load", choices=("none", "busy"), help="only without, or only with, a busy process")
     parser.add_argument("--reports", type=Path, help="go on from the reports in this file, and add to it")
+    parser.add_argument("--threads", type=int, choices=(1, 2), help="only runs with this many threads")
     options = parser.parse_args()
     ways = [(1, False), (2, False), (1, True), (2, True)]
     if options.load is not None:
         ways = [way for way in ways if way[1] == (options.load == "busy")]
+    if options.threads is not None:
+        ways = [way for way in ways if way[0] == options.threads]
     done = earlier_runs(options.reports)
     for number in range(options.runs):
         way = ways[number * len(ways) // options.runs]

@@ -1,9 +1,9 @@
 """``deepinfer verify --self-test`` on a large machine: every seeded fault in a process of its own.
 
-    .venv/bin/python -P benchmarks/self_test_table.py --jobs 8 --out OUT [--budget SECONDS] [--resume FILE.json]
+    .venv/bin/python -P benchmarks/self_test_table.py --jobs 8 --out OUT [--budget S] [--resume FILE.json]
 
-Writes OUT/self_test.json and OUT/self_test.md. Each process keeps to one core (two for the check of threads),
-from the last core downwards. What the budget does not allow is left for a call with ``--resume``.
+Writes OUT/self_test.json and OUT/self_test.md. Each process keeps to one core, from the last core
+downwards. What the budget does not allow is left for a call with ``--resume``.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def table(records: dict[str, Any], names: list[str]) -> str:
             continue
         found, minimal = ("yes" if r[key] else "no" for key in ("detected", "is_minimal"))
         lines.append(
-            f"| {name} | {r['check'] or '(none can)'} | {found} | {r['named'] or '-'} | {r['expected'] or '-'} "
-            f"| {minimal if r['smallest'] else '-'} | {r['smallest']} | {r['seconds']:.0f} |"
+            f"| {name} | {r['check'] or '(none can)'} | {found} | {r['named'] or '-'} "
+            f"| {r['expected'] or '-'} | {minimal if r['smallest'] else '-'} | {r['smallest']} | {r['seconds']:.0f} |"
         )
     good = [r for r in records.values() if "error" not in r]
     lines += [
