@@ -80,7 +80,8 @@ def table(records: dict[str, Any], names: list[str]) -> str:
         found, minimal = ("yes" if r[key] else "no" for key in ("detected", "is_minimal"))
         lines.append(
             f"| {name} | {r['check'] or '(none can)'} | {found} | {r['named'] or '-'} "
-            f"| {r['expected'] or '-'} | {minimal if r['smallest'] else '-'} | {r['smallest']} | {r['seconds']:.0f} |"
+            f"| {r['expected'] or '-'} | {minimal if r['smallest'] else '-'} | {r['smallest']} "
+            f"| {r['seconds']:.0f} |"
         )
     good = [r for r in records.values() if "error" not in r]
     lines += [
