@@ -1,4 +1,4 @@
-"""A planned step as tensors: what the layers of a forward pass read."""
+"""A planned step as tensors: what the layers of a forward pass read, moved to their device in one copy."""
 
 from __future__ import annotations
 
@@ -8,46 +8,63 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from deepinfer.engine.prefill import PrefillRule, visible_entries
-from deepinfer.engine.step_plan import Chunk, Int64, PlannedRows, StepPlan, plan_step
+from deepinfer.engine.prefill import PrefillRule
+from deepinfer.engine.step_plan import Chunk, PlannedRows, StepPlan, plan_step
+from deepinfer.engine.step_records import (
+    GroupPlan,
+    StepLayout,
+    boundaries,
+    plan_groups,
+    plan_records,
+)
+from deepinfer.engine.transfer import Movable, moved
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
-    """``PlannedRows`` as tensors; see there. ``slots`` int64 [T] is the state slot of each row's sequence."""
+class Rows(Movable):
+    """Rows of one half of the model, see ``PlannedRows`` and ``RowRecords``; ``plan`` stays in numpy."""
 
+    plan: PlannedRows
     positions: torch.Tensor
-    chunk: torch.Tensor
-    slots: torch.Tensor
     window: torch.Tensor
-    history_slot: torch.Tensor
-    history_position: torch.Tensor
-    kept: torch.Tensor
-    last: torch.Tensor
-
-    def visible(self, ratio: int) -> torch.Tensor:
-        """Visible compressed entries of each row, int64 [T]."""
-        return torch.from_numpy(visible_entries(self.positions.numpy(), ratio))
-
-    def history_records(self, ring: int) -> torch.Tensor:
-        """Ring records that the window buffer begins with, int64 [H]."""
-        return self.history_slot * ring + self.history_position % ring
-
-    def ring_records(self, ring: int) -> torch.Tensor:
-        """Ring record that each row writes, int64 [T]; -1 for none."""
-        stored = self.kept & (self.positions > self.last - ring)
-        return torch.where(stored, self.slots * ring + self.positions % ring, -1)
+    history_records: torch.Tensor
+    ring_records: torch.Tensor
+    draft_ring_records: torch.Tensor
+    base: dict[int, torch.Tensor]
+    visible: dict[int, torch.Tensor]
+    boundary_windows: torch.Tensor
+    """int64 [b, W]: the windows of the rows that end a cache block."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """``StepPlan`` as tensors; see there."""
+class Groups(Movable):
+    """``GroupPlan`` as tensors; see there."""
+
+    longest: int
+    records: torch.Tensor
+    completing: torch.Tensor
+    starts: torch.Tensor
+    writes: torch.Tensor
+    pairs: torch.Tensor
+    waiting: torch.Tensor
+    halves: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Movable):
+    """``StepPlan`` as tensors; ``groups`` by compress ratio."""
 
     plan: StepPlan
     token_ids: torch.Tensor
     encoder: Rows
     kept: torch.Tensor
-    decoder: Rows
+    own_decoder: Rows | None
+    groups: dict[int, Groups]
+
+    @property
+    def decoder(self) -> Rows:
+        """Rows of the decoder layers; the encoder's where nothing is truncated."""
+        return self.encoder if self.own_decoder is None else self.own_decoder
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -55,38 +72,54 @@ class Step:
         return self.plan.chunks
 
     @property
-    def recent_ids(self) -> Int64:
-        """Stays in numpy, where the Engram hash is computed."""
-        return self.plan.recent_ids
-
-    @property
     def is_truncated(self) -> bool:
         """Whether the decoder layers compute fewer rows than the encoder layers."""
         return self.kept.shape[0] < self.token_ids.shape[0]
 
 
-def _tensors(rows: PlannedRows, chunks: Sequence[Chunk]) -> Rows:
-    slots = torch.tensor([chunk.slot for chunk in chunks], dtype=torch.int64)
-    chunk = torch.from_numpy(rows.chunk)
-    return Rows(
-        positions=torch.from_numpy(rows.positions),
-        chunk=chunk,
-        slots=slots[chunk],
-        window=torch.from_numpy(rows.window),
-        history_slot=torch.from_numpy(rows.history_slot),
-        history_position=torch.from_numpy(rows.history_position),
-        kept=torch.from_numpy(rows.kept),
-        last=torch.from_numpy(rows.last),
-    )
+def build_step(chunks: Sequence[Chunk], rule: PrefillRule, layout: StepLayout, device: torch.device) -> Step:
+    """Plan a step (see ``plan_step``) and put what the layers read on ``device``."""
+    return moved(step_tensors(plan_step(chunks, rule, layout.history), layout), device)
 
 
-def build_step(chunks: Sequence[Chunk], rule: PrefillRule, history: int) -> Step:
-    """Plan a step (see ``plan_step``) and turn it into tensors."""
-    plan = plan_step(chunks, rule, history)
+def step_tensors(plan: StepPlan, layout: StepLayout) -> Step:
+    """The CPU tensors of a planned step."""
+    groups = {ratio: plan_groups(plan, ratio, layout.max_drafts) for ratio in layout.ratios}
+    slots = np.array([chunk.slot for chunk in plan.chunks], np.int64)
+    is_shared = plan.decoder is plan.encoder
     return Step(
         plan=plan,
         token_ids=torch.from_numpy(np.ascontiguousarray(plan.token_ids)),
-        encoder=_tensors(plan.encoder, chunks),
+        encoder=_rows(plan.encoder, slots, layout, groups),
         kept=torch.from_numpy(plan.kept),
-        decoder=_tensors(plan.decoder, chunks),
+        own_decoder=None if is_shared else _rows(plan.decoder, slots, layout, groups),
+        groups={ratio: _groups(group) for ratio, group in groups.items()},
+    )
+
+
+def _rows(rows: PlannedRows, slots: np.ndarray, layout: StepLayout, groups: dict[int, GroupPlan]) -> Rows:
+    found = plan_records(rows, slots, layout, groups)
+    return Rows(
+        plan=rows,
+        positions=torch.from_numpy(rows.positions),
+        window=torch.from_numpy(rows.window),
+        history_records=torch.from_numpy(found.history),
+        ring_records=torch.from_numpy(found.ring),
+        draft_ring_records=torch.from_numpy(found.draft_ring),
+        base={ratio: torch.from_numpy(base) for ratio, base in found.base.items()},
+        visible={ratio: torch.from_numpy(visible) for ratio, visible in found.visible.items()},
+        boundary_windows=torch.from_numpy(rows.window[boundaries(rows)]),
+    )
+
+
+def _groups(group: GroupPlan) -> Groups:
+    return Groups(
+        longest=group.longest,
+        records=torch.from_numpy(group.records),
+        completing=torch.from_numpy(group.completing),
+        starts=torch.from_numpy(group.starts),
+        writes=torch.from_numpy(group.writes),
+        pairs=torch.from_numpy(group.pairs),
+        waiting=torch.from_numpy(group.waiting),
+        halves=torch.from_numpy(group.halves),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from pathlib import Path
 from types import MappingProxyType
 
@@ -50,6 +51,13 @@ class Checkpoint:
         self.config = config
         self._layout = layout
         self._maps: dict[Path, Tensor] = {}
+        self._device = torch.device("cpu")
+
+    def on(self, device: torch.device) -> Checkpoint:
+        """The same files; ``weight`` decodes on the host as ever and hands its result out on ``device``."""
+        twin = copy(self)
+        twin._device = device
+        return twin
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,7 +104,7 @@ class Checkpoint:
             else:
                 decoded = dequantize_fp8_block(stored, scale)
         self._refuse_non_finite(name, decoded)
-        return decoded
+        return decoded.to(self._device)
 
     def engram_table(self, layer: int) -> EngramTable:
         """The Engram table of ``layer``, mapped, to gather and decode rows of; the rest is never read.

@@ -35,8 +35,10 @@ from deepinfer.engine.sampling_rules import validate
 from deepinfer.engine.scheduler import Limits, Scheduler
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
+from deepinfer.engine.step_records import boundaries
 from deepinfer.engine.stopping import finish_reason
 from deepinfer.engine.torch_threads import torch_threads_of
+from deepinfer.engine.transfer import moved
 
 Observer = Callable[[Sequence, Float32Array], None]
 """Shown each sample and the raw logits row [V], its own copy, that its next token is chosen from."""
@@ -75,7 +77,8 @@ class EngineCore:
             ring=default_ring(model.config),
             exact=not model.ops.round_caches,
         )
-        self.caches = Caches(model.config, shape)
+        self.caches = Caches(model.config, shape, model.ops.device)
+        self.layout = self.caches.layout(model.history_length)
         self.scheduler = Scheduler(
             limits=config.limits, pool=self.pool, num_blocks=config.num_blocks, admit=self._resume
         )
@@ -138,7 +141,7 @@ class EngineCore:
     def _run(self, planned: Items[tuple[Sequence, int]]) -> list[TokenRecord]:
         chunks = [sequence.chunk(rows) for sequence, rows in planned]
         self.model.reserve(max(chunk.end for chunk in chunks))
-        step = build_step(chunks, self.rule, self.model.history_length)
+        step = build_step(chunks, self.rule, self.layout, self.model.ops.device)
         view = StepView(self.caches, step, self.model.ops, self._num_snapshot_layers)
         hidden = self.model.forward(step, view)
         for sequence, rows in planned:
@@ -149,8 +152,8 @@ class EngineCore:
         complete = [i for i, (sequence, _) in enumerate(planned) if sequence.num_remaining == 0]
         if not complete:
             return []
-        ends = np.searchsorted(step.decoder.chunk.numpy(), complete, side="right")  # rows are sorted by chunk
-        last_rows = torch.from_numpy(ends - 1)
+        ends = np.searchsorted(step.plan.decoder.chunk, complete, side="right")  # rows are sorted by chunk
+        last_rows = moved(torch.from_numpy(ends - 1), self.model.ops.device)
         return self._sample([planned[i][0] for i in complete], hidden.normed[last_rows])
 
     def _score_prompts(self, step: Step, normed: torch.Tensor, sequences: Items[Sequence]) -> None:
@@ -158,17 +161,16 @@ class EngineCore:
         sheets = [sequence.sheet for sequence in sequences]
         if not any(sheets):
             return
-        owner, positions = step.decoder.chunk.numpy(), step.decoder.positions.numpy()
+        owner, positions = step.plan.decoder.chunk, step.plan.decoder.positions
         ends = np.array([0 if sheet is None else len(sheet.token_ids) - 1 for sheet in sheets])
         picked = np.flatnonzero(positions < ends[owner])
-        rows = HiddenRows(normed[torch.from_numpy(picked)], owner[picked], positions[picked])
-        fill_sheets(self.model, rows, sheets)
+        fill_sheets(self.model, HiddenRows(normed, owner, positions), sheets, picked)
 
     def _sample(self, sequences: Items[Sequence], normed: torch.Tensor) -> list[TokenRecord]:
         logits = self.model.logits(normed)
         if self.observe is not None:
             for row, sequence in enumerate(sequences):
-                self.observe(sequence, logits[row].numpy().copy())
+                self.observe(sequence, logits[row].cpu().numpy().copy())
         sampled = sample_rows(
             self.model.ops,
             logits,
@@ -254,8 +256,8 @@ class EngineCore:
 
     def _remember(self, step: Step, view: StepView, sequences: Items[Sequence]) -> None:
         """Make the blocks that this step completed findable, with the state at their ends."""
-        rows = step.encoder
-        ends = (rows.positions + 1) % BLOCK_TOKENS == 0
+        rows = step.plan.encoder
+        ends = boundaries(rows)
         for number, (chunk, position) in enumerate(
             zip(rows.chunk[ends].tolist(), rows.positions[ends].tolist(), strict=True)
         ):

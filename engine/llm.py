@@ -41,6 +41,7 @@ from deepinfer.engine.state import cache_rows
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.torch_threads import torch_threads_of
 from deepinfer.engine.tracing import Probe
+from deepinfer.engine.transfer import moved
 from deepinfer.kernels.dispatch import select_ops
 from deepinfer.kernels.interface import Ops
 
@@ -184,7 +185,7 @@ class LLM:
         checked = [checked_ids(request, self.model_config) for request in requests]
         sequences = [ids for ids in checked if not isinstance(ids, RequestFailure)]
         wave = Wave(self._model, self._draft, self.rule, sequences)
-        last = torch.zeros(len(sequences), self.model_config.hidden_size)
+        last = torch.zeros(len(sequences), self.model_config.hidden_size, device=self.ops.device)
         for rows in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens):
             for row, (sequence, position) in enumerate(zip(rows.sequence, rows.positions, strict=True)):
                 if position + 1 == len(sequences[sequence]):
@@ -208,15 +209,15 @@ class LLM:
         slots = np.full_like(positions, number)
         low = np.full_like(positions, self.rule.low(len(ids)))
         anchors = Anchors(*(torch.from_numpy(part) for part in (golden, positions, slots, low)))
-        out = self._draft.propose(anchors, wave.caches)
+        out = self._draft.propose(moved(anchors, self.ops.device), wave.caches)
         return DraftResult(
             request_id=request.request_id,
             anchors=positions.astype(np.int32),
-            tokens=out.tokens.numpy().astype(np.int32),
-            confidences=out.confidences.numpy(),
-            confidence_logits=out.confidence_logits.numpy(),
-            base_logits=out.base_logits.numpy() if request.return_logits else None,
-            logits=out.logits.numpy() if request.return_logits else None,
+            tokens=out.tokens.cpu().numpy().astype(np.int32),
+            confidences=out.confidences.cpu().numpy(),
+            confidence_logits=out.confidence_logits.cpu().numpy(),
+            base_logits=out.base_logits.cpu().numpy() if request.return_logits else None,
+            logits=out.logits.cpu().numpy() if request.return_logits else None,
         )
 
     def prefill_state(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[Any]]:

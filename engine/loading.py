@@ -25,7 +25,7 @@ class LoadedModel:
             CheckpointError, NonFiniteError: the checkpoint is unusable.
         """
         require_fit(config)
-        self.checkpoint: Checkpoint = open_checkpoint(directory, config)
+        self.checkpoint: Checkpoint = open_checkpoint(directory, config).on(ops.device)
         self.backbone = Transformer(self.checkpoint, ops)
 
     @cached_property

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from deepinfer.engine.api import ScoreRequest, ScoreResult
+from deepinfer.engine.api import Float32Array, ScoreRequest, ScoreResult
 from deepinfer.engine.errors import NonFiniteError
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.step_plan import Int64
+from deepinfer.engine.transfer import fetched, moved
 
 HEAD_ROWS = 256
 """Rows of logits alive at once; each row is its own sum, so the number moves no bit."""
@@ -64,78 +65,97 @@ class ScoreSheet:
         )
 
 
-def fill_sheets(model: Transformer, rows: HiddenRows, sheets: Sequence[ScoreSheet | None]) -> None:
+def fill_sheets(
+    model: Transformer,
+    rows: HiddenRows,
+    sheets: Sequence[ScoreSheet | None],
+    candidates: Int64 | None = None,
+) -> None:
     """Score every row of a step that some sheet wants; a sequence without a sheet wants none.
+
+    ``candidates`` int64 [n] are the only rows looked at, all of them if None.
 
     Raises:
         NonFiniteError: a wanted row has a NaN or infinite logit; names the request and the position.
     """
-    wanted = []
-    for row, (sequence, position) in enumerate(
-        zip(rows.sequence.tolist(), rows.positions.tolist(), strict=True)
-    ):
-        sheet = sheets[sequence]
+    wanted, targets = [], []
+    numbers = range(len(rows.positions)) if candidates is None else candidates.tolist()
+    sequences, positions = rows.sequence.tolist(), rows.positions.tolist()
+    for row in numbers:
+        sheet, position = sheets[sequences[row]], positions[row]
         if sheet is None:
             continue
         is_last = position + 1 == len(sheet.token_ids)
         if (sheet.final_logits is not None) if is_last else position + 1 >= sheet.first:
             wanted.append(row)
-    for start in range(0, len(wanted), HEAD_ROWS):
-        _score_rows(model, rows, sheets, np.array(wanted[start : start + HEAD_ROWS], np.int64))
+            targets.append(0 if is_last else int(sheet.token_ids[position + 1]))
+    if wanted:
+        _score_rows(model, rows, sheets, np.array(wanted, np.int64), np.array(targets, np.int64))
 
 
 def _score_rows(
-    model: Transformer, rows: HiddenRows, sheets: Sequence[ScoreSheet | None], picked: Int64
+    model: Transformer, rows: HiddenRows, sheets: Sequence[ScoreSheet | None], picked: Int64, targets: Int64
 ) -> None:
-    logits = model.logits(rows.normed[torch.from_numpy(picked)])
+    """All parts are computed before the host waits for their log-probabilities, once."""
+    where, asked = moved(
+        {0: torch.from_numpy(picked), 1: torch.from_numpy(targets)}, model.ops.device
+    ).values()
     sequences, positions = rows.sequence[picked], rows.positions[picked]
-    owners = [sheet for sheet in (sheets[s] for s in sequences.tolist()) if sheet is not None]
-    targets = np.array(
-        [
-            o.token_ids[p + 1] if p + 1 < len(o.token_ids) else 0
-            for o, p in zip(owners, positions.tolist(), strict=True)
-        ],
-        np.int64,
-    )
-    logprobs, ranks = model.ops.token_logprobs(logits, torch.from_numpy(targets))
-    finite = torch.isfinite(logprobs)
-    if not bool(finite.all()):
-        bad = int((~finite).to(torch.uint8).argmax())
-        raise NonFiniteError(
-            f"{owners[bad].request.request_id}: the logits after position {positions[bad]} are not finite; "
-            "weights or kernels are damaged, no comparison means anything"
-        )
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for start in range(0, len(picked), HEAD_ROWS):
+        part = slice(start, start + HEAD_ROWS)
+        logits = model.logits(rows.normed[where[part]])
+        parts.append(model.ops.token_logprobs(logits, asked[part]))
+        for sequence, mine in _by_sequence(sequences[part]):
+            sheet = sheets[sequence]
+            assert sheet is not None
+            _write_rows(model, sheet, logits, mine, positions[part][mine] + 1)
+    logprobs, ranks = (found.numpy() for found in fetched(*(torch.cat(p) for p in zip(*parts, strict=True))))
+    _refuse_non_finite(logprobs, sequences, positions, sheets)
+    for sequence, mine in _by_sequence(sequences):
+        sheet = sheets[sequence]
+        assert sheet is not None
+        at = positions[mine] + 1
+        mine, at = mine[at < len(sheet.token_ids)], at[at < len(sheet.token_ids)]
+        sheet.logprobs[at], sheet.ranks[at], sheet.valid[at] = logprobs[mine], ranks[mine], True
+
+
+def _by_sequence(sequences: Int64) -> Iterator[tuple[int, Int64]]:
+    """Each sequence with its places int64 [n] in ``sequences``."""
     for sequence in np.unique(sequences).tolist():
-        mine = np.flatnonzero(sequences == sequence)
-        _write(
-            model, owners[int(mine[0])], logits, logprobs.numpy(), ranks.numpy(), mine, positions[mine] + 1
-        )
+        yield sequence, np.flatnonzero(sequences == sequence)
 
 
-def _write(
-    model: Transformer,
-    sheet: ScoreSheet,
-    logits: torch.Tensor,
-    logprobs: np.ndarray,
-    ranks: np.ndarray,
-    mine: Int64,
-    at: Int64,
+def _refuse_non_finite(
+    logprobs: Float32Array, sequences: Int64, positions: Int64, sheets: Sequence[ScoreSheet | None]
 ) -> None:
-    """Copy rows ``mine`` of the batch to positions ``at`` of the sheet.
+    finite = np.isfinite(logprobs)
+    if finite.all():
+        return
+    bad = int((~finite).argmax())
+    sheet = sheets[int(sequences[bad])]
+    assert sheet is not None
+    raise NonFiniteError(
+        f"{sheet.request.request_id}: the logits after position {positions[bad]} are not finite; "
+        "weights or kernels are damaged, no comparison means anything"
+    )
+
+
+def _write_rows(model: Transformer, sheet: ScoreSheet, logits: torch.Tensor, mine: Int64, at: Int64) -> None:
+    """Copy what was asked beyond log-probabilities of rows ``mine`` of the batch to positions ``at``.
 
     Position S is the row after the last token.
     """
     if at[-1] == len(sheet.token_ids):
         if sheet.final_logits is not None:
-            sheet.final_logits[:] = logits[int(mine[-1])].numpy()
+            sheet.final_logits[:] = logits[int(mine[-1])].cpu().numpy()
         mine, at = mine[:-1], at[:-1]
-    if len(mine) == 0:
+    if len(mine) == 0 or (sheet.logits is None and sheet.top_ids is None):
         return
-    sheet.logprobs[at], sheet.ranks[at], sheet.valid[at] = logprobs[mine], ranks[mine], True
+    some = logits[moved(torch.from_numpy(mine), logits.device)]
     if sheet.logits is not None:
-        sheet.logits[at] = logits.numpy()[mine]
+        sheet.logits[at] = some.cpu().numpy()
     if sheet.top_ids is not None and sheet.top_logprobs is not None:
-        some = logits[torch.from_numpy(mine)]
         ids = some.sort(dim=1, descending=True, stable=True).indices[:, : sheet.request.num_top]
-        sheet.top_ids[at] = ids.numpy()
-        sheet.top_logprobs[at] = model.ops.log_softmax(some).gather(1, ids).numpy()
+        sheet.top_ids[at] = ids.cpu().numpy()
+        sheet.top_logprobs[at] = model.ops.log_softmax(some).gather(1, ids).cpu().numpy()

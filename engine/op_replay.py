@@ -82,7 +82,7 @@ class _CapturingOps:
 
     def __getattr__(self, name: str) -> Any:
         op = getattr(self._ops, name)
-        if not callable(op) or name.startswith(("pack", "bind")) or name in _NOT_ROWS:
+        if not callable(op) or name.startswith(("pack", "bind")) or name in _NOT_ROWS or name == "device":
             return op
         parameters = list(inspect.signature(op).parameters)
 

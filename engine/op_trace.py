@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deepinfer.engine.batch import Rows, Step
+from deepinfer.engine.batch import Step
+from deepinfer.engine.step_plan import PlannedRows
 
 Int64 = npt.NDArray[np.int64]
 
@@ -79,9 +80,10 @@ class Tracer:
         self._rank, self.layer, self._decoder_start = 0, 0, decoder_start
         mine = [i for i, chunk in enumerate(step.plan.chunks) if self._is_target(chunk)][:1]
         self._is_alone = len(step.plan.chunks) == 1
-        self._halves = [self._half(rows, mine) for rows in (step.decoder, step.encoder)]
-        completed = step.encoder.positions % 2 == 1
-        entries = _Subset(step.encoder.chunk[completed], step.encoder.positions[completed])
+        plan = step.plan
+        self._halves = [self._half(rows, mine) for rows in (plan.decoder, plan.encoder)]
+        completed = plan.encoder.positions % 2 == 1
+        entries = _Subset(plan.encoder.chunk[completed], plan.encoder.positions[completed])
         self._halves.append(self._half(entries, mine))
 
     def end(self, num_layers: int) -> None:
@@ -159,9 +161,9 @@ class Tracer:
         size = len(self.prompt)
         return chunk.prompt_length == size and np.array_equal(chunk.token_ids[:size], self.prompt)
 
-    def _half(self, rows: Rows | _Subset, mine: Sequence[int]) -> tuple[int, Int64, Int64]:
-        index = np.flatnonzero(np.isin(rows.chunk.numpy(), mine))
-        positions: Int64 = rows.positions.numpy()[index]
+    def _half(self, rows: PlannedRows | _Subset, mine: Sequence[int]) -> tuple[int, Int64, Int64]:
+        index = np.flatnonzero(np.isin(rows.chunk, mine))
+        positions: Int64 = rows.positions[index]
         return len(rows.positions), index, positions
 
 
@@ -169,8 +171,8 @@ class Tracer:
 class _Subset:
     """Rows of a step that complete a compression group."""
 
-    chunk: torch.Tensor
-    positions: torch.Tensor
+    chunk: Int64
+    positions: Int64
 
 
 def _is_wide(value: torch.Tensor) -> bool:
@@ -180,10 +182,10 @@ def _is_wide(value: torch.Tensor) -> bool:
 
 def row_digests(value: torch.Tensor, index: Int64 | None) -> list[int]:
     """64-bit BLAKE2b of the bytes of each row of ``value`` (of rows ``index`` if given)."""
-    chosen = value if index is None else value[torch.from_numpy(index)]
+    chosen = value if index is None else value[torch.from_numpy(index).to(value.device)]
     if len(chosen) == 0:
         return []
-    rows = np.ascontiguousarray(chosen.detach().numpy()).reshape(len(chosen), -1).view(np.uint8)
+    rows = np.ascontiguousarray(chosen.detach().cpu().numpy()).reshape(len(chosen), -1).view(np.uint8)
     return [
         int.from_bytes(hashlib.blake2b(row.data, digest_size=8).digest(), "little", signed=True)
         for row in rows

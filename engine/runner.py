@@ -39,7 +39,8 @@ class Wave:
             else 0,  # anchors lie anywhere
             exact=not model.ops.round_caches,
         )
-        self.caches = Caches(config, shape)
+        self.caches = Caches(config, shape, model.ops.device)
+        self.layout = self.caches.layout(model.history_length)
         model.reserve(longest + (config.dspark_block_size if draft is not None else 0) + 1)
 
     def chunks(self, max_rows: int, max_chunk: int | None) -> Iterator[list[Chunk]]:
@@ -73,13 +74,14 @@ class Wave:
     ) -> Iterator[HiddenRows]:
         """Prefill everything; yields the rows that the decoder layers computed, step by step."""
         for chunks in self.chunks(max_rows, max_chunk):
-            step = build_step(chunks, self.rule, self.model.history_length)
+            step = build_step(chunks, self.rule, self.layout, self.model.ops.device)
             view = StepView(self.caches, step, self.model.ops)
             hidden = self.model.forward(step, view, self.draft is not None, probe)
             if self.draft is not None and hidden.features is not None:
                 self.draft.write_context(hidden.features, step.decoder, self.caches, probe)
-            yield HiddenRows(hidden.normed, self._sequence_of_rows(step), step.decoder.positions.numpy())
+            rows = step.plan.decoder
+            yield HiddenRows(hidden.normed, self._sequence_of_rows(step), rows.positions)
 
     def _sequence_of_rows(self, step: Step) -> Int64:
-        slots: Int64 = step.decoder.slots.numpy()
-        return slots
+        slots = np.array([chunk.slot for chunk in step.chunks], np.int64)
+        return slots[step.plan.decoder.chunk]

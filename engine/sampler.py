@@ -19,6 +19,7 @@ import torch
 from deepinfer.engine.api import Float32Array, Int32Array, SamplingParams
 from deepinfer.engine.errors import NonFiniteError
 from deepinfer.engine.rng import SAMPLE, Int64, random_words
+from deepinfer.engine.transfer import Movable, fetched, moved
 from deepinfer.kernels.interface import Ops
 
 NUM_WORDS = 16
@@ -51,17 +52,33 @@ def biased_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> tor
     biased = logits.clone()
     for row, bias in enumerate(p.logit_bias for p in params):
         if bias:
-            biased[row, list(bias)] += torch.tensor(list(bias.values()), dtype=torch.float32)
+            given = {"ids": torch.tensor(list(bias)), "added": torch.tensor(list(bias.values())).float()}
+            here = moved(given, logits.device)
+            biased[row, here["ids"]] += here["added"]
     return biased
 
 
-def top_tokens(ops: Ops, line: torch.Tensor, count: int) -> tuple[Int32Array, Float32Array]:
-    """Ids [count] and raw log-probabilities [count] of the most likely tokens of ``line`` [V]."""
-    # torch.topk alone leaves the choice among equal values open; what it says about the k-th value is exact.
-    candidates = (line >= line.topk(count).values[-1]).nonzero()[:, 0]
-    order = line[candidates].sort(descending=True, stable=True).indices[:count]
-    ids = candidates[order]
-    return ids.numpy().astype(np.int32), ops.log_softmax(line[None])[0, ids].numpy()
+def top_tokens(ops: Ops, line: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids int64 [count] and raw log-probabilities [count] of the most likely tokens of ``line`` [V]."""
+    if line.device.type == "cpu":
+        # torch.topk alone leaves the choice among equal values open; what it says about the k-th value is
+        # exact
+        candidates = (line >= line.topk(count).values[-1]).nonzero()[:, 0]
+        ids = candidates[line[candidates].sort(descending=True, stable=True).indices[:count]]
+    else:  # how many equal the k-th value is not asked, since the answer would have to be waited for
+        ids = line.sort(descending=True, stable=True).indices[:count]
+    return ids, ops.log_softmax(line[None])[0, ids]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rules(Movable):
+    """Parameters of R rows as columns [R], and their random words int64 [R, NUM_WORDS]."""
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    top_k: torch.Tensor
+    min_p: torch.Tensor
+    words: torch.Tensor
 
 
 def sample_rows(
@@ -84,31 +101,59 @@ def sample_rows(
     Raises:
         NonFiniteError: a row holds NaN or +inf, or -inf for every token that is not banned.
     """
-    biased = biased_logits(logits, params)
+    rules = _Rules(
+        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32),
+        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
+        top_k=torch.tensor([min(p.top_k, logits.shape[1]) for p in params], dtype=torch.int64),
+        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
+        words=torch.from_numpy(_words(params, seeds, positions, sample_indices)),
+    )
+    return _fetch(positions, *launch_sampling(ops, logits, params, moved(rules, ops.device)))
+
+
+def launch_sampling(
+    ops: Ops, logits: torch.Tensor, params: Sequence[SamplingParams], rules: _Rules
+) -> tuple[list[torch.Tensor], dict[int, tuple[torch.Tensor, torch.Tensor]]]:
+    """Ids, raw and processed log-probabilities [R], and by row its ``top_tokens``; waits for nothing."""
     ids, processed = ops.sample(
-        biased,
-        torch.tensor([p.temperature for p in params], dtype=torch.float32),
-        torch.tensor([p.top_p for p in params], dtype=torch.float32),
-        torch.tensor([min(p.top_k, logits.shape[1]) for p in params], dtype=torch.int64),
-        torch.tensor([p.min_p for p in params], dtype=torch.float32),
-        torch.from_numpy(_words(params, seeds, positions, sample_indices)),
+        biased_logits(logits, params),
+        rules.temperature,
+        rules.top_p,
+        rules.top_k,
+        rules.min_p,
+        rules.words,
     )
     raw, _ = ops.token_logprobs(logits, ids.clamp(min=0))
-    for row in (~torch.isfinite(raw) | (ids < 0)).nonzero()[:, 0].tolist():
+    tops = {
+        row: top_tokens(ops, logits[row], p.num_logprobs) for row, p in enumerate(params) if p.num_logprobs
+    }
+    return [ids, raw, processed], tops
+
+
+def _fetch(
+    positions: Sequence[int],
+    columns: Sequence[torch.Tensor],
+    tops: dict[int, tuple[torch.Tensor, torch.Tensor]],
+) -> Sampled:
+    """What was sampled, in one copy."""
+    parts = fetched(*columns, *(part for top in tops.values() for part in top))
+    ids, raw, processed = (part.numpy() for part in parts[:3])
+    for row in np.flatnonzero(~np.isfinite(raw) | (ids < 0)).tolist():
         raise NonFiniteError(
             f"row {row}: the logits for position {positions[row]} are not finite; "
             "weights or kernels are damaged, no token can be chosen"
         )
-    tops = [
-        top_tokens(ops, logits[row], p.num_logprobs) if p.num_logprobs else (None, None)
-        for row, p in enumerate(params)
-    ]
+    top_ids: list[Int32Array | None] = [None] * len(ids)
+    top_logprobs: list[Float32Array | None] = [None] * len(ids)
+    for place, row in enumerate(tops):
+        top_ids[row] = parts[3 + 2 * place].numpy().astype(np.int32)
+        top_logprobs[row] = parts[4 + 2 * place].numpy()
     return Sampled(
-        token_ids=ids.numpy(),
-        raw_logprobs=raw.numpy(),
-        processed_logprobs=processed.numpy(),
-        top_ids=[top[0] for top in tops],
-        top_logprobs=[top[1] for top in tops],
+        token_ids=ids,
+        raw_logprobs=raw,
+        processed_logprobs=processed,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
     )
 
 

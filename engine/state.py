@@ -15,7 +15,7 @@ from deepinfer.engine.step_plan import entry_records
 def _bytes(pool: RecordPool, records: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Records as stored, codes then scales, uint8 [n, bytes]."""
     groups, places = records // pool.per_group, records % pool.per_group
-    data, scales = pool.data.numpy()[groups, places], pool.scales.numpy()[groups, places]
+    data, scales = pool.data.cpu().numpy()[groups, places], pool.scales.cpu().numpy()[groups, places]
     return np.concatenate([data, scales], axis=1)
 
 
@@ -33,8 +33,9 @@ def cache_rows(wave: Wave, max_rows: int, max_chunk: int | None) -> dict[str, np
     size, low = len(ids), wave.rule.low(len(ids))
     hidden = {}
     for rows in wave.run(max_rows, max_chunk):
+        normed = rows.normed.cpu().numpy()
         for row, position in enumerate(rows.positions.tolist()):
-            hidden[position] = rows.normed[row].numpy()
+            hidden[position] = normed[row]
     state: dict[str, npt.NDArray[Any]] = {
         "hidden": np.stack([hidden[position] for position in range(low, size)])
     }
@@ -51,6 +52,6 @@ def cache_rows(wave: Wave, max_rows: int, max_chunk: int | None) -> dict[str, np
         state[f"index_key.{layer}"] = _bytes(caches.index[layer], records)
     for layer, pending in caches.pending.items():
         if size % config.compress_ratio(layer):
-            state[f"pending_value.{layer}"] = pending.values[0].numpy()
-            state[f"pending_score.{layer}"] = pending.scores[0].numpy()
+            state[f"pending_value.{layer}"] = pending.values[0].cpu().numpy()
+            state[f"pending_score.{layer}"] = pending.scores[0].cpu().numpy()
     return state

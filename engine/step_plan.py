@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer.engine.api import PrefillMode
 from deepinfer.engine.prefill import PrefillRule
 
 Int64 = npt.NDArray[np.int64]
@@ -87,7 +88,7 @@ class StepPlan:
         recent_ids: int64 [T, n], own id first, then the ids before it, -1 before the start (Engram history).
         encoder: all rows.
         kept: int64 [T'], which of them the decoder layers compute.
-        decoder: those rows with their own window.
+        decoder: those rows with their own window; the very object ``encoder`` in mode off.
     """
 
     chunks: tuple[Chunk, ...]
@@ -212,11 +213,15 @@ def plan_step(chunks: Sequence[Chunk], rule: PrefillRule, history: int) -> StepP
     encoder_low = rule.encoder_window_low(positions)
     decoder_low = rule.decoder_window_low(kept_positions, packed.prompt_length[kept_owner])
     from_start, low = np.zeros_like(first), rule.lows(packed.prompt_length)
+    encoder = _plan_rows(packed, packed.start, positions, owner, encoder_low, from_start, rule.window)
+    decoder = encoder  # without truncation both halves of the model see the same
+    if rule.mode is not PrefillMode.OFF:
+        decoder = _plan_rows(packed, first, kept_positions, kept_owner, decoder_low, low, rule.window)
     return StepPlan(
         chunks=tuple(chunks),
         token_ids=recent[:, 0],
         recent_ids=recent,
-        encoder=_plan_rows(packed, packed.start, positions, owner, encoder_low, from_start, rule.window),
+        encoder=encoder,
         kept=kept,
-        decoder=_plan_rows(packed, first, kept_positions, kept_owner, decoder_low, low, rule.window),
+        decoder=decoder,
     )

@@ -23,6 +23,8 @@ from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.kernels import chains
 from deepinfer.kernels.interface import Ops
 
+_NOT_TRACED = {"device", "load_records"}
+"""What says where things lie, and reads of pools, whose rows are seen where they are used."""
 _PLACES = {"window_slots", "main_slots", "rows", "base", "targets"}
 """Parameters that say where something lies, or what is asked: they differ and mean nothing."""
 
@@ -37,7 +39,7 @@ class TracedOps:
     def __getattr__(self, name: str) -> Any:
         """The op ``name`` with its recording around it."""
         op = getattr(self._ops, name)
-        if not callable(op) or name.startswith(("pack", "bind")) or name == "load_records":
+        if not callable(op) or name.startswith(("pack", "bind")) or name in _NOT_TRACED:
             return op
         if self._open_chains and hasattr(chains.Chains, name):
             return self._opened(getattr(chains, name), name)
@@ -86,7 +88,7 @@ def _inputs(given: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _gathered(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Rows of ``pool`` [P, C] behind ``slots`` [T, K], zero where there is none: [T, K, C]."""
-    seen = pool[slots.clamp(min=0)] if len(pool) else torch.zeros(*slots.shape, pool.shape[1])
+    seen = pool[slots.clamp(min=0)] if len(pool) else pool.new_zeros(*slots.shape, pool.shape[1])
     seen[slots < 0] = 0.0
     return seen
 
@@ -94,7 +96,7 @@ def _gathered(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 def _seen_keys(keys: torch.Tensor, base: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """A digest per row of the index keys it may select from, int64 [T, 1]."""
     found = []
-    own = np.ascontiguousarray(keys.numpy())
+    own = np.ascontiguousarray(keys.cpu().numpy())
     for start, count in zip(base.tolist(), counts.tolist(), strict=True):
         digest = hashlib.blake2b(own[start : start + count].tobytes(), digest_size=8).digest()
         found.append(int.from_bytes(digest, "little", signed=True))

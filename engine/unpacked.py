@@ -42,7 +42,7 @@ class UnpackedOps:
     def bind_records(self, kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> _Unpacked:
         """See ``Ops``; the values get room beside the bytes."""
         packed = self._ops.bind_records(kind, width, data, scales)
-        return _Unpacked(kind, packed, torch.zeros(data.shape[0] * data.shape[1], width))
+        return _Unpacked(kind, packed, torch.zeros(data.shape[0] * data.shape[1], width, device=data.device))
 
     def store_records(self, where: _Unpacked, values: torch.Tensor, rows: torch.Tensor) -> None:
         """See ``Ops``; the rounded values are kept too."""

@@ -46,6 +46,10 @@ class Ops(Protocol):
         """Threads that torch should use while these ops run; 1 where torch only moves data."""
 
     @property
+    def device(self) -> torch.device:
+        """Where operands lie and results appear."""
+
+    @property
     def round_caches(self) -> bool:
         """Whether ``mxfp8_``, ``mxfp4_`` and ``fp4_`` round; off is for comparisons with references."""
 
@@ -138,13 +142,15 @@ class Ops(Protocol):
         keys: torch.Tensor,
         base: torch.Tensor,
         counts: torch.Tensor,
+        longest: int,
         top: int,
         num_blocks: int,
         block_size: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Entries [T, top] and candidate blocks [T, num_blocks] among all visible entries.
 
-        Sections 4.3 to 4.5.
+        Sections 4.3 to 4.5. No row's count exceeds ``longest``, so that nobody has to ask the device; how
+        much larger it is moves no bit.
         """
 
     def index_select_within(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from deepinfer.engine.cache.pending import PendingHalves
 from deepinfer.engine.cache.record_pool import RecordPool, index_format, main_format, window_format
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.step_plan import BLOCK_TOKENS
+from deepinfer.engine.step_records import StepLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +42,39 @@ def default_ring(config: ModelConfig) -> int:
 class Caches:
     """The storage; who owns which block and slot is decided elsewhere."""
 
-    def __init__(self, config: ModelConfig, shape: CacheShape) -> None:
-        """Allocate everything zeroed."""
+    def __init__(self, config: ModelConfig, shape: CacheShape, device: torch.device | None = None) -> None:
+        """Allocate everything zeroed, on the CPU unless another ``device`` is given."""
         self.config, self.shape = config, shape
         window = window_format(config, shape.exact)
         stages = config.num_nextn_predict_layers if shape.draft_ring else 0
         self.window = [
-            RecordPool(window, shape.num_slots, shape.ring) for _ in range(config.num_hidden_layers)
+            RecordPool(window, shape.num_slots, shape.ring, device) for _ in range(config.num_hidden_layers)
         ]
-        self.draft_window = [RecordPool(window, shape.num_slots, shape.draft_ring) for _ in range(stages)]
+        self.draft_window = [
+            RecordPool(window, shape.num_slots, shape.draft_ring, device) for _ in range(stages)
+        ]
         self.main: dict[int, RecordPool] = {}
         self.index: dict[int, RecordPool] = {}
         self.pending: dict[int, PendingHalves] = {}
         for layer in config.kv_source_layer_ids:
             ratio = config.compress_ratio(layer)
             groups, per_group = shape.num_blocks + 1, BLOCK_TOKENS // ratio
-            self.main[layer] = RecordPool(main_format(config, shape.exact), groups, per_group)
-            self.index[layer] = RecordPool(index_format(config, shape.exact), groups, per_group)
+            self.main[layer] = RecordPool(main_format(config, shape.exact), groups, per_group, device)
+            self.index[layer] = RecordPool(index_format(config, shape.exact), groups, per_group, device)
             if ratio == 2:
-                self.pending[layer] = PendingHalves(shape.num_slots, config.head_dim, shape.max_drafts)
+                self.pending[layer] = PendingHalves(
+                    shape.num_slots, config.head_dim, shape.max_drafts, device
+                )
+
+    def layout(self, history: int) -> StepLayout:
+        """What planning has to know; ``history`` ids are hashed for an Engram, own one included."""
+        return StepLayout(
+            history=history,
+            ring=self.shape.ring,
+            draft_ring=self.shape.draft_ring,
+            max_drafts=self.shape.max_drafts,
+            ratios=tuple(sorted({self.config.compress_ratio(layer) for layer in self.main})),
+        )
 
     @property
     def bytes_per_block(self) -> int:

@@ -62,11 +62,17 @@ def index_format(config: ModelConfig, exact: bool) -> RecordFormat:
 class RecordPool:
     """Records in groups (blocks or rings); record r lies in group ``r // per_group``."""
 
-    def __init__(self, record: RecordFormat, num_groups: int, per_group: int) -> None:
+    def __init__(
+        self,
+        record: RecordFormat,
+        num_groups: int,
+        per_group: int,
+        device: torch.device | None = None,
+    ) -> None:
         """Allocate zeroed bytes."""
         self.record, self.per_group = record, per_group
         self._by_kernel_set: dict[str, BoundRecords] = {}
-        self.buffer = torch.zeros(num_groups, per_group * record.num_bytes, dtype=torch.uint8)
+        self.buffer = torch.zeros(num_groups, per_group * record.num_bytes, dtype=torch.uint8, device=device)
         if record.sectioned:
             cut = per_group * record.data_bytes
             self.data = self.buffer[:, :cut].view(num_groups, per_group, record.data_bytes)

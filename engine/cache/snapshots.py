@@ -24,7 +24,7 @@ class Snapshot:
         """Put the records back where the rings of ``slot`` keep the positions before ``boundary``."""
         for layer, saved in self.rings.items():
             pool = caches.window[layer]
-            positions = torch.arange(boundary - saved.shape[0], boundary)
+            positions = torch.arange(boundary - saved.shape[0], boundary, device=saved.device)
             _records(pool)[slot, positions % pool.per_group] = saved
 
 

@@ -11,13 +11,11 @@ from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.attention import AttentionWeights
 from deepinfer.engine.model.compressor import Compressor
-from deepinfer.engine.model.engram import EngramLayer
-from deepinfer.engine.model.engram_hash import EngramHash
+from deepinfer.engine.model.engram import EngramLayer, Memory
 from deepinfer.engine.model.hyper import HyperSite, Streams
 from deepinfer.engine.model.indexer import Indexer, Selection
 from deepinfer.engine.model.moe import MoeLayer
 from deepinfer.engine.model.rope import RopeTable
-from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.tracing import Probe
 from deepinfer.kernels.interface import Ops
 
@@ -59,13 +57,11 @@ class Block:
             eps=config.rms_norm_eps,
         )
 
-    def remember(
-        self, ops: Ops, streams: Streams, hashes: EngramHash | None, history: Int64, probe: Probe
-    ) -> Streams:
+    def remember(self, ops: Ops, streams: Streams, memories: dict[int, Memory], probe: Probe) -> Streams:
         """Add the Engram, if the layer has one; ``pre`` stays."""
-        if self.engram is None or hashes is None:
+        if self.engram is None:
             return streams
-        return Streams(self.engram.forward(ops, streams.x, hashes, history, probe), streams.pre)
+        return Streams(self.engram.forward(ops, streams.x, memories[self.layer], probe), streams.pre)
 
     def compress(
         self, ops: Ops, streams: Streams, step: Step, view: StepView, rope: RopeTable, probe: Probe
@@ -100,7 +96,7 @@ class Block:
             if self.indexer is not None:
                 self.indexer.forward(ops, x, qr, rows, view, rotary, selection, probe)
             if self.kv_source is None:
-                main, main_slots = window, torch.empty(len(x), 0, dtype=torch.int64)
+                main, main_slots = window, rows.window[:, :0]
             else:
                 assert selection.entries is not None
                 main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from deepinfer.engine.batch import Step
+from deepinfer.engine.batch import Groups, Step
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
@@ -59,42 +58,27 @@ class Compressor:
         self, ops: Ops, x: torch.Tensor, step: Step, view: StepView, rope: RopeTable, probe: Probe
     ) -> None:
         """Write the entries that ``x`` [T, D], the normalised input of all rows of the step, completes."""
-        rows = step.encoder
-        if self.ratio == 1:
-            pooled, entries, chunk = ops.linear(x, self.wkv), rows.positions, rows.chunk
-        else:
-            pooled, completed = self._pool(ops, x, step, view.caches)
-            entries, chunk = rows.positions[completed] // 2, rows.chunk[completed]
+        groups = step.groups[self.ratio]
+        pooled = ops.linear(x, self.wkv) if self.ratio == 1 else self._pool(ops, x, groups, view.caches)
         if pooled.shape[0] == 0:
             return
         latent = ops.rms_norm(pooled, self.norm, self.eps)
-        rotary = rope.at(entries * self.ratio)
+        rotary = rope.at(groups.starts)
         keys = ops.rotated_latent(latent, self.index_wk, self.index_norm, self.eps, rotary)
         main = ops.rotate_(latent[:, None], rotary.cos, rotary.sin, rotary.positions)[:, 0]
-        view.write(self.layer, chunk, entries, main, keys)  # storing rounds; a second rounding could differ
+        view.write(self.layer, groups, main, keys)  # storing rounds; a second rounding could differ
         if probe is not no_probe:
             probe("compressed_kv", self.layer, ops.fp4_(main) if self.fp4 else ops.mxfp8_(main))
             probe("index_key", self.layer, ops.mxfp4_(keys))
 
-    def _pool(
-        self, ops: Ops, x: torch.Tensor, step: Step, caches: Caches
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pooled pairs [J, C] and the row of each pair's second token, int64 [J]."""
+    def _pool(self, ops: Ops, x: torch.Tensor, groups: Groups, caches: Caches) -> torch.Tensor:
+        """Pooled pairs [n, C]; what waits for its partner takes the place of what did so before."""
         values, scores = ops.linear_fp32(x, self.wkv), ops.linear_fp32(x, self.wgate)
-        rows, pending = step.encoder, caches.pending[self.layer]
-        positions = rows.positions.numpy()
-        completed = np.flatnonzero(positions % 2 == 1)
-        starts_odd, sizes = np.array([(c.start % 2, c.end - c.start) for c in step.chunks], np.int64).T
-        late = (np.cumsum(sizes) - sizes)[starts_odd == 1]  # whose partner came in an earlier step
-        pairs = torch.from_numpy(np.searchsorted(completed, late))
-        waiting = torch.from_numpy(pending.waiting(positions, rows.last.numpy()))
-        second = torch.from_numpy(completed)
-        value_pairs = torch.stack([values[second - 1], values[second]], 1)
-        score_pairs = torch.stack([scores[second - 1], scores[second]], 1)
-        partners = pending.records(rows.slots[late], rows.positions[late] - 1)
-        value_pairs[pairs, 0] = pending.values[partners]
-        score_pairs[pairs, 0] = pending.scores[partners]
-        places = pending.records(rows.slots[waiting], rows.positions[waiting])
-        pending.values[places] = values[waiting]
-        pending.scores[places] = scores[waiting]
-        return ops.pool_pairs(value_pairs, score_pairs), second
+        pending = caches.pending[self.layer]
+        pooled = ops.pool_pairs(
+            torch.cat([values, pending.values])[groups.pairs],
+            torch.cat([scores, pending.scores])[groups.pairs],
+        )
+        pending.values[groups.waiting] = values[groups.halves]
+        pending.scores[groups.waiting] = scores[groups.halves]
+        return pooled

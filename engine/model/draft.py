@@ -19,6 +19,7 @@ from deepinfer.engine.model.hyper import HyperSite, Streams, initial_streams
 from deepinfer.engine.model.moe import MoeLayer
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.tracing import Probe, no_probe
+from deepinfer.engine.transfer import Movable
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import PackedWeight
 
@@ -71,7 +72,7 @@ class DraftOutput:
 
 
 @dataclass(frozen=True)
-class Anchors:
+class Anchors(Movable):
     """Where blocks start.
 
     Attributes:
@@ -122,15 +123,15 @@ class Draft:
         context = ops.rms_norm(ops.linear(features, self.main_proj), self.main_norm, self.config.rms_norm_eps)
         for block, pool in zip(self.blocks, caches.draft_window, strict=True):
             latents = block.attention.window_latent(ops, context, rope.at(rows.positions), probe)
-            pool.store(ops, latents, rows.ring_records(pool.per_group))
+            pool.store(ops, latents, rows.draft_ring_records)
 
     def propose(self, anchors: Anchors, caches: Caches, probe: Probe = no_probe) -> DraftOutput:
         """Draft greedily from every anchor (sections 7.2 to 7.4); caches stay as they are."""
         config, ops = self.config, self.ops
         num_anchors, size = anchors.golden.shape[0], config.dspark_block_size
-        token_ids = torch.full((num_anchors, size), config.dspark_noise_token_id, dtype=torch.int64)
+        token_ids = anchors.golden.new_full((num_anchors, size), config.dspark_noise_token_id)
         token_ids[:, 0] = anchors.golden
-        positions = (anchors.positions[:, None] + torch.arange(size)).flatten()
+        positions = (anchors.positions[:, None] + torch.arange(size, device=ops.device)).flatten()
         streams = initial_streams(self.target.embedding[token_ids.flatten()], config.hc_mult)
         for block, pool in zip(self.blocks, caches.draft_window, strict=True):
             streams = self._stage(block, streams, positions, pool, anchors, probe)
@@ -143,11 +144,13 @@ class Draft:
     def _context(self, anchors: Anchors, pool: RecordPool) -> tuple[torch.Tensor, torch.Tensor]:
         """Context latents [A * W, C] and the slots [A * B, W] with which every query of a block sees them."""
         window, size = self.config.sliding_window, self.config.dspark_block_size
-        seen = anchors.positions[:, None] + torch.arange(-window, 0)
+        device = self.ops.device
+        seen = anchors.positions[:, None] + torch.arange(-window, 0, device=device)
         visible = seen >= anchors.low[:, None]
         ring = pool.per_group
         records = torch.where(visible, anchors.slots[:, None] * ring + seen % ring, -1)
-        places = torch.where(visible, torch.arange(visible.numel()).view(visible.shape), -1)
+        numbers = torch.arange(visible.numel(), device=device).view(visible.shape)
+        places = torch.where(visible, numbers, -1)
         return pool.load(self.ops, records.flatten()), places.repeat_interleave(size, 0)
 
     def _stage(
@@ -162,7 +165,7 @@ class Draft:
         ops, layer = self.ops, -1 - block.stage
         size = self.config.dspark_block_size
         context, places = self._context(anchors, pool)
-        own = torch.arange(len(positions)).view(-1, size).repeat_interleave(size, 0)
+        own = torch.arange(len(positions), device=ops.device).view(-1, size).repeat_interleave(size, 0)
 
         rotary = self.target.plain_rope.at(positions)
 

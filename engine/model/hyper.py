@@ -33,7 +33,7 @@ class Streams:
 
 def initial_streams(embedded: torch.Tensor, num_streams: int) -> Streams:
     """Every stream starts as the embedding [T, D]; the first collapse reads stream 0."""
-    pre = torch.zeros(embedded.shape[0], num_streams)
+    pre = embedded.new_zeros(embedded.shape[0], num_streams)
     pre[:, 0] = 1.0
     return Streams(embedded[:, None].repeat(1, num_streams, 1), pre)
 

@@ -89,14 +89,22 @@ class Indexer:
         probe("index_query", self.layer, q)
         w = ops.scale(ops.linear(x, self.weights_proj), (self.head_dim * self.num_heads) ** -0.5)
         keys = view.index_keys(self.kv_source, self.ratio)
-        base, visible = view.entries(self.ratio)[1][rows.chunk], rows.visible(self.ratio)
+        base, visible = rows.base[self.ratio], rows.visible[self.ratio]
         if self.within_candidates and selection.blocks is not None:
             selection.entries = ops.index_select_within(
                 q, w, keys, base, visible, selection.blocks, self.block_size, self.top
             )
         else:
             selection.entries, blocks = ops.index_select(
-                q, w, keys, base, visible, self.top, self.num_blocks, self.block_size
+                q,
+                w,
+                keys,
+                base,
+                visible,
+                view.step.groups[self.ratio].longest,
+                self.top,
+                self.num_blocks,
+                self.block_size,
             )
             if self.num_blocks:
                 selection.blocks = blocks

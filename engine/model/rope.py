@@ -77,11 +77,14 @@ def sin_cos(angles: Float32) -> tuple[Float32, Float32]:
 class RopeTable:
     """Cosines and sines by position; grows as longer sequences come."""
 
-    def __init__(self, frequencies: Float32) -> None:
-        """Start empty; ``frequencies`` [pairs] as ``rope_frequencies`` gives them."""
-        self._frequencies = frequencies
-        self.cos = torch.empty(0, len(frequencies))
-        self.sin = torch.empty(0, len(frequencies))
+    def __init__(self, frequencies: Float32, device: torch.device | None = None) -> None:
+        """Start empty; ``frequencies`` [pairs] as ``rope_frequencies`` gives them.
+
+        The table is computed on the host, where its bits are portable, and copied to ``device``.
+        """
+        self._frequencies, self._device = frequencies, device
+        self.cos = torch.empty(0, len(frequencies), device=device)
+        self.sin = torch.empty(0, len(frequencies), device=device)
 
     def reserve(self, num_positions: int) -> None:
         """Make rows 0 .. ``num_positions`` - 1 available.
@@ -93,7 +96,7 @@ class RopeTable:
         rows = max(num_positions, 2 * self.cos.shape[0], 256)
         angles = np.arange(rows, dtype=np.float32)[:, None] * self._frequencies[None]
         sin, cos = sin_cos(angles)
-        self.cos, self.sin = torch.from_numpy(cos), torch.from_numpy(sin)
+        self.cos, self.sin = (torch.from_numpy(part).to(self._device) for part in (cos, sin))
 
     def at(self, positions: torch.Tensor) -> Rotary:
         """The table for rows at ``positions`` int64 [T]."""

@@ -8,19 +8,20 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from deepinfer.engine.batch import Step
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.block import Block
+from deepinfer.engine.model.engram import Memory
 from deepinfer.engine.model.engram_hash import EngramHash
 from deepinfer.engine.model.engram_vocabulary import build_vocabulary_map
 from deepinfer.engine.model.hyper import Streams, initial_streams
 from deepinfer.engine.model.indexer import Selection
 from deepinfer.engine.model.rope import RopeTable, rope_frequencies
 from deepinfer.engine.tracing import Probe, no_probe
+from deepinfer.engine.transfer import moved
 from deepinfer.kernels.interface import Ops
 
 
@@ -52,9 +53,12 @@ class Transformer:
         if config.engram_layer_ids:
             vocabulary = build_vocabulary_map(checkpoint.directory / "tokenizer.json", config)
             self.hashes = EngramHash(config, vocabulary)
-        self.plain_rope = RopeTable(rope_frequencies(config.qk_rope_head_dim, config.rope_theta, None))
+        self.plain_rope = RopeTable(
+            rope_frequencies(config.qk_rope_head_dim, config.rope_theta, None), ops.device
+        )
         self.scaled_rope = RopeTable(
-            rope_frequencies(config.qk_rope_head_dim, config.compress_rope_theta, config.rope_scaling)
+            rope_frequencies(config.qk_rope_head_dim, config.compress_rope_theta, config.rope_scaling),
+            ops.device,
         )
 
     def bound_to(self, ops: Ops) -> Transformer:
@@ -77,28 +81,35 @@ class Transformer:
         """Rotary table of a layer with compress ratio ``ratio``."""
         return self.scaled_rope if ratio > 0 else self.plain_rope
 
+    def memories(self, step: Step) -> dict[int, Memory]:
+        """What the Engram layers read for the rows of a step, by layer; gathered on the host."""
+        if self.hashes is None:
+            return {}
+        history = self.hashes.compressed_history(step.plan.recent_ids)
+        layers = {block.layer: block.engram for block in self.blocks if block.engram is not None}
+        found = {layer: engram.look_up(self.hashes, history) for layer, engram in layers.items()}
+        return moved(found, self.ops.device)
+
     def forward(
         self, step: Step, view: StepView, with_features: bool = False, probe: Probe = no_probe
     ) -> Hidden:
         """Run a step, writing the caches of its rows; decoder layers see only ``step.kept``."""
         ops, config = self.ops, self.config
         streams = initial_streams(self.embedding[step.token_ids], config.hc_mult)
-        history = np.empty((0, 0), np.int64)
-        if self.hashes is not None:
-            history = self.hashes.compressed_history(step.recent_ids)
+        memories = self.memories(step)
         rows, selection = step.encoder, Selection()
         features = []
         for block in self.blocks:
             rope = self.rope(block.ratio)
             probe("block_in", block.layer, streams.x)
-            streams = block.remember(ops, streams, self.hashes, history, probe)
+            streams = block.remember(ops, streams, memories, probe)
             block.compress(ops, streams, step, view, rope, probe)
             if block.layer == config.decoder_start:
                 rows = step.decoder
                 if (
                     step.kept.shape[0] == 0
                 ):  # a chunk before the kept rows: its compressed entries were all it owed
-                    return Hidden(torch.empty(0, config.hidden_size), None)
+                    return Hidden(streams.x.new_empty(0, config.hidden_size), None)
                 if step.is_truncated:
                     streams, selection = streams.take(step.kept), selection.take(step.kept)
             probe("streams", block.layer, streams.x)

@@ -34,6 +34,7 @@ class CpuOps:
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "cpu"
+    device = torch.device("cpu")
     torch_threads = 1
 
     def __init__(self, bf16: bool, round_caches: bool, num_threads: int) -> None:
@@ -132,6 +133,7 @@ class CpuOps:
         keys: torch.Tensor,
         base: torch.Tensor,
         counts: torch.Tensor,
+        longest: int,
         top: int,
         num_blocks: int,
         block_size: int,

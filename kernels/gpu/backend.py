@@ -38,17 +38,17 @@ class GpuOps(Chains):
     name = "triton"
     torch_threads = 1  # torch only moves data on the host
 
-    def __init__(self, bf16: bool, round_caches: bool, place: torch.device) -> None:
-        """Bind the profile and the device; ``place`` is the CPU in Triton's interpreter."""
-        self.bf16, self.round_caches, self.place = bf16, round_caches, place
+    def __init__(self, bf16: bool, round_caches: bool, device: torch.device) -> None:
+        """Bind the profile and the device, which is the CPU in Triton's interpreter."""
+        self.bf16, self.round_caches, self.device = bf16, round_caches, device
 
     def pack_linear(self, weight: torch.Tensor) -> PackedLinear:
         """See ``Ops``."""
-        return linears.pack_linear(weight, self.place)
+        return linears.pack_linear(weight, self.device)
 
     def pack_experts(self, num_experts: int, load: LoadExpert) -> PackedExperts:
         """See ``Ops``."""
-        return experts.pack_experts(num_experts, load, self.place)
+        return experts.pack_experts(num_experts, load, self.device)
 
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """See ``Ops``."""
@@ -133,12 +133,13 @@ class GpuOps(Chains):
         keys: torch.Tensor,
         base: torch.Tensor,
         counts: torch.Tensor,
+        longest: int,
         top: int,
         num_blocks: int,
         block_size: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
-        return indexer.index_select(q, w, keys, base, counts, top, num_blocks, block_size, self.bf16)
+        return indexer.index_select(q, w, keys, base, counts, longest, top, num_blocks, block_size, self.bf16)
 
     def index_select_within(
         self,

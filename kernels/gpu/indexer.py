@@ -123,6 +123,7 @@ def index_select(
     keys: torch.Tensor,
     base: torch.Tensor,
     counts: torch.Tensor,
+    longest: int,
     top: int,
     num_blocks: int,
     block_size: int,
@@ -130,9 +131,9 @@ def index_select(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Top entries of every row over all its visible entries, and its candidate blocks; see ``Ops``.
 
-    Reads ``counts.max()`` on the host: the strict profile keeps a row's scores, and their number sizes them.
+    ``longest`` sizes the scores that are kept of a row.
     """
-    num_rows, longest = q.shape[0], int(counts.max()) if counts.numel() else 0
+    num_rows = q.shape[0]
     queries, weights, pool = q.contiguous(), w.contiguous(), keys.contiguous()
     entries = torch.full((num_rows, top), -1, dtype=torch.int32, device=q.device)
     blocks = torch.full((num_rows, num_blocks), -1, dtype=torch.int32, device=q.device)

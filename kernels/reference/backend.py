@@ -21,6 +21,7 @@ class ReferenceOps(Chains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "reference"
+    device = torch.device("cpu")
 
     def __init__(self, bf16: bool, round_caches: bool, torch_threads: int) -> None:
         """Bind the profile; the caller sets the number of torch's threads, which may move the last bits."""
@@ -131,6 +132,7 @@ class ReferenceOps(Chains):
         keys: torch.Tensor,
         base: torch.Tensor,
         counts: torch.Tensor,
+        longest: int,
         top: int,
         num_blocks: int,
         block_size: int,

@@ -204,11 +204,11 @@ def seeded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name == "stale ring":
         monkeypatch.setattr(Snapshot, "restore", lambda self, caches, slot, boundary: None)
     elif name == "late boundary":
-        whole = PrefillRule.decoder_window_low
+        whole = PrefillRule.encoder_window_low
         monkeypatch.setattr(
             PrefillRule,
-            "decoder_window_low",
-            lambda self, p, n: np.minimum(whole(self, p, n) + (len(p) == 1), p),
+            "encoder_window_low",
+            lambda self, p: np.minimum(whole(self, p) + (len(p) == 1), p),
         )
 
 

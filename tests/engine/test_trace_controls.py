@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from trace_play import Trace, alone, check, core_of, packed, play, random_trace, watched
 
+from deepinfer.engine import batch
 from deepinfer.engine import core as core_module
 from deepinfer.engine.api import EngineConfig, GenerateRequest, PrefillMode, SamplingParams
-from deepinfer.engine.batch import Rows
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.snapshots import Snapshot
 from deepinfer.engine.core import CoreConfig
@@ -21,6 +22,8 @@ from deepinfer.engine.llm import LLM
 from deepinfer.engine.sampler import Sampled
 from deepinfer.engine.scheduler import Limits, Scheduler
 from deepinfer.engine.sequence import Sequence as Sample
+from deepinfer.engine.step_plan import PlannedRows
+from deepinfer.engine.step_records import RowRecords
 from deepinfer.kernels.cpu import chains
 from deepinfer.kernels.cpu.linear import Float32
 from deepinfer.kernels.interface import Ops
@@ -48,10 +51,12 @@ def break_batch(patch: pytest.MonkeyPatch) -> None:
 def break_chunks(patch: pytest.MonkeyPatch) -> None:
     """Histories that begin one position late."""
 
-    def shifted(self: Rows, ring: int) -> torch.Tensor:
-        return self.history_slot * ring + (self.history_position + 1) % ring
+    sound = batch.plan_records
 
-    patch.setattr(Rows, "history_records", shifted)
+    def shifted(rows: PlannedRows, *rest: Any) -> RowRecords:
+        return sound(replace(rows, history_position=rows.history_position + 1), *rest)
+
+    patch.setattr(batch, "plan_records", shifted)
 
 
 def break_prefix(patch: pytest.MonkeyPatch) -> None:

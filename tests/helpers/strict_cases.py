@@ -186,8 +186,8 @@ def _index(
     q, w, keys = pick(rows, heads, width), d.normal(rows, heads), pick(3 * entries, width)
     counts, base = d.whole(0, entries + 1, rows), d.whole(0, 2, rows) * entries
     counts[0], counts[-1] = entries, 0
-    plain, _ = ops.index_select(q, w, keys, base, counts, top, 0, 8)
-    chosen, candidates = ops.index_select(q, w, keys, base, counts, top, blocks, 8)
+    plain, _ = ops.index_select(q, w, keys, base, counts, entries, top, 0, 8)
+    chosen, candidates = ops.index_select(q, w, keys, base, counts, entries, top, blocks, 8)
     within = ops.index_select_within(-q, w, keys, base, counts, candidates, 8, top)
     return plain, chosen, candidates, within
 

@@ -42,7 +42,7 @@ def watched() -> Iterator[Digests]:
     ) -> Sampled:
         for line, key in zip(logits, zip(seeds, samples, positions, strict=True), strict=True):
             assert key not in rows, "two rows were sampled for one position"
-            rows[key] = hashlib.sha256(line.contiguous().numpy().tobytes()).digest()
+            rows[key] = hashlib.sha256(line.contiguous().cpu().numpy().tobytes()).digest()
         return sound(ops, logits, params, seeds, positions, samples)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -83,7 +83,7 @@ def test_index_selection(cpu: Ops, reference: Ops, draw: Draw, heads: int) -> No
     keys[100:140] = keys[60:100]  # exact ties
     base = torch.tensor([0] * 20 + [200] * 17)
     counts = torch.cat([torch.arange(180, 200), torch.arange(0, 170, 10)])
-    arguments = (q, w, keys, base, counts, 32, 12, 8)
+    arguments = (q, w, keys, base, counts, 200, 32, 12, 8)
     got, want = cpu.index_select(*arguments), reference.index_select(*arguments)
     assert torch.equal(got[0], want[0])
     assert torch.equal(got[1], want[1])
@@ -94,7 +94,7 @@ def test_index_selection(cpu: Ops, reference: Ops, draw: Draw, heads: int) -> No
 def test_equal_scores_go_to_the_lowest_index(cpu: Ops) -> None:
     q, w, keys = torch.ones(1, 1, 32), torch.ones(1, 1), torch.ones(100, 32)
     keys[::2] = -1.0  # every second score is exactly zero
-    entries, blocks = cpu.index_select(q, w, keys, torch.tensor([0]), torch.tensor([100]), 60, 4, 8)
+    entries, blocks = cpu.index_select(q, w, keys, torch.tensor([0]), torch.tensor([100]), 100, 60, 4, 8)
     assert entries[0].tolist() == sorted([*range(1, 100, 2), *range(0, 20, 2)])
     assert blocks[0].tolist() == [0, 1, 2, 12]  # the newest block stays although its maximum is no larger
 

@@ -38,7 +38,9 @@ def test_selection(monkeypatch: pytest.MonkeyPatch, num_sequences: int, tile_flo
     q, w, keys = small(rows, 4, 8, seed=1), small(rows, 4, seed=2), small(40 * 60, 8, seed=3)
     sequence = torch.arange(rows) * num_sequences // rows
     base, counts = sequence * 60, torch.arange(rows) % 57
-    entries, blocks = REFERENCE.index_select(q, w, keys, base, counts, top_entries, num_blocks, block_size)
+    entries, blocks = REFERENCE.index_select(
+        q, w, keys, base, counts, 57, top_entries, num_blocks, block_size
+    )
     within = REFERENCE.index_select_within(q, w, keys, base, counts, blocks, block_size, 5)
     for row in range(rows):
         start, count = int(base[row]), int(counts[row])

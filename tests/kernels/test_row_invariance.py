@@ -110,7 +110,7 @@ def test_index_selection(cpu: Ops, single: Ops, draw: Draw) -> None:
             start = int((rows == x[0]).all(1).nonzero()[0, 0])
         q, w = x[:, :128].reshape(-1, 4, 32), x[:, 128:]
         visible, base = counts[start : start + len(x)], torch.zeros(len(x), dtype=torch.int64)
-        entries, blocks = ops.index_select(q, w, keys, base, visible, 40, 6, 8)
+        entries, blocks = ops.index_select(q, w, keys, base, visible, 700, 40, 6, 8)
         return torch.cat(
             [entries, blocks, ops.index_select_within(q, w, keys, base, visible, blocks, 8, 24)], 1
         )

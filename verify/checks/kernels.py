@@ -41,11 +41,11 @@ def run(context: CheckContext) -> CheckResult:
             parts = call.on_rows(ops, low, high)
             case = f"{call.name} of {call.num_rows} rows against its rows {low} to {high - 1} alone"
             for number, (whole, part) in enumerate(zip(call.result, parts, strict=True)):
-                left, right = whole[low:high].numpy(), part.numpy()
+                left, right = whole[low:high].cpu().numpy(), part.cpu().numpy()
                 tally.arrays(case, f"output {number} of {call.name}", left, right)
                 tally.num_inspected += 1
             tally.num_comparisons += (high - low) * is_head
-            if is_head and not np.isfinite(parts[0].numpy()).all():
+            if is_head and not np.isfinite(parts[0].cpu().numpy()).all():
                 tally.block(f"{case}: logits are not finite")
     names = sorted({call.name for call in calls.values()})
     return tally.result(f"{len(calls)} calls of {len(names)} ops: rows alone = rows together")
