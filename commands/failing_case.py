@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from deepinfer.commands.options import example, json_option, model_option, profile_option, threads_option
+from deepinfer.commands.options import (
+    device_option,
+    engine_config,
+    example,
+    json_option,
+    model_option,
+    profile_option,
+    threads_option,
+)
 from deepinfer.commands.progress import progress_display
-from deepinfer.engine.api import EngineConfig, Profile
+from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,6 +41,7 @@ EXIT_SAME, EXIT_DIFFERENT, EXIT_INCONCLUSIVE = 0, 1, 5
 @click.argument("other", metavar="[TRACE]", required=False)
 @model_option
 @profile_option
+@device_option
 @threads_option
 @click.option("--no-shrink", is_flag=True, help="Take the case apart as it is.")
 @click.option("--quick", is_flag=True, help="CASE is one of verify --quick.")
@@ -43,6 +52,7 @@ def bisect(
     other: str | None,
     model: Path | None,
     profile: str,
+    device: str,
     threads: int | None,
     no_shrink: bool,
     quick: bool,
@@ -63,7 +73,7 @@ def bisect(
     from deepinfer.verify.size import Size
 
     size = Size.QUICK if quick else Size.THOROUGH if thorough else Size.DEFAULT
-    engine = EngineConfig(profile=Profile(profile), num_threads=threads)
+    engine = engine_config(profile, device, threads=threads)
     context, chosen = _chosen(case, model, engine, size)
     with progress_display() as progress:
         found = take_apart(context, chosen, shrinking=not no_shrink, say=lambda what: progress(what, 0, 1))
@@ -116,6 +126,7 @@ def _compare_traces(left: Path, right: Path, as_json: bool) -> int:
 @click.argument("case", required=False)
 @model_option
 @profile_option
+@device_option
 @threads_option
 @click.option("--side", type=click.Choice(["left", "right"]), default="left", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write.")
@@ -124,6 +135,7 @@ def trace(
     case: str | None,
     model: Path | None,
     profile: str,
+    device: str,
     threads: int | None,
     side: str,
     out: Path,
@@ -141,7 +153,7 @@ def trace(
     from deepinfer.verify.trial_run import follow
 
     require_folders(out)
-    engine = EngineConfig(profile=Profile(profile), num_threads=threads)
+    engine = engine_config(profile, device, threads=threads)
     context, chosen = _chosen(case or "batch/2-first", model, engine, Size.DEFAULT)
     left, digests = traced_run(context, chosen.left)
     if side == "right":

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deepinfer.commands.options import engine_config, engine_options, example, json_option, model_option
+from deepinfer.commands.options import (
+    ENGINE_OPTIONS,
+    engine_config,
+    engine_options,
+    example,
+    json_option,
+    model_option,
+)
 from deepinfer.commands.sampling import sampling_options, sampling_params
 
 if TYPE_CHECKING:
@@ -58,13 +65,8 @@ def generate(
     stop: tuple[str, ...],
     logprobs: int | None,
     prompt_logprobs: bool,
-    profile: str,
-    cache_format: str,
-    prefill: str,
-    keep: int | None,
-    threads: int | None,
     as_json: bool,
-    **sampling: Any,
+    **options: Any,
 ) -> int:
     """Continue one prompt or many; the same seed gives the same tokens in any company.
 
@@ -80,9 +82,10 @@ def generate(
     from deepinfer.eval.generation_report import exit_code, to_document
     from deepinfer.eval.tokenizer import TextTokenizer
 
-    given = sampling_params(**sampling, num_logprobs=logprobs or 0)
+    config = engine_config(**{name: options.pop(name) for name in ENGINE_OPTIONS})
+    given = sampling_params(**options, num_logprobs=logprobs or 0)
     params, stops = with_seed(given), StopStrings(stop)
-    engine = NativeScorer(model, engine_config(profile, cache_format, prefill, keep, threads))
+    engine = NativeScorer(model, config)
     tokenizer = TextTokenizer(engine.model_dir, engine.bos_token_id, engine.vocab_size)
     prompts = _read_prompts(prompt, prompt_file, tokens, tokenizer, engine.vocab_size)
     if given.seed is None:

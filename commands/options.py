@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from deepinfer.engine.api import CacheFormat, EngineConfig, PrefillMode, Profile
+from deepinfer.engine.api import CacheFormat, Device, EngineConfig, PrefillMode, Profile
 from deepinfer.engine.errors import ConfigError
 
 Command = Callable[..., Any]
@@ -36,11 +36,16 @@ def choice_option(flag: str, values: type[StrEnum], about: str) -> Callable[[Com
 
 
 profile_option = choice_option("--profile", Profile, "Arithmetic of activations.")
+device_option = choice_option("--device", Device, "Where the model runs; strict bits are the same on both.")
 threads_option = click.option(
     "--threads",
     type=click.IntRange(min=1),
     help="CPU threads; the bits do not depend on it.  [default: all cores]",
 )
+
+
+ENGINE_OPTIONS = ("profile", "device", "cache_format", "prefill", "keep", "threads")
+"""What `engine_options` adds, by the names in which a command receives it."""
 
 
 def engine_options(command: Command) -> Command:
@@ -52,6 +57,7 @@ def engine_options(command: Command) -> Command:
         click.option("--keep", type=click.IntRange(min=1), help=keep),
         choice_option("--prefill", PrefillMode, "Which rows the decoder layers compute."),
         choice_option("--cache-format", CacheFormat, cache_format),
+        device_option,
         profile_option,
     ):
         command = option(command)
@@ -59,9 +65,14 @@ def engine_options(command: Command) -> Command:
 
 
 def engine_config(
-    profile: str, cache_format: str, prefill: str, keep: int | None, threads: int | None
+    profile: str,
+    device: str = Device.CPU.value,
+    cache_format: str = CacheFormat.RELEASED.value,
+    prefill: str = PrefillMode.OFF.value,
+    keep: int | None = None,
+    threads: int | None = None,
 ) -> EngineConfig:
-    """The config that the options of `engine_options` describe.
+    """The config that the options of `engine_options` describe, or those of them that a command has.
 
     Raises:
         ConfigError: kept rows without a mode that keeps rows; ignoring them would answer another question.
@@ -76,4 +87,6 @@ def engine_config(
         prefill=PrefillMode(prefill),
         keep=keep,
         num_threads=threads,
+        device=Device(device),
+        backend=Device(device).kernel_set,
     )

@@ -9,10 +9,17 @@ from pathlib import Path
 import click
 
 from deepinfer.commands.baseline_options import ci_option, store_option
-from deepinfer.commands.options import example, json_option, model_option, profile_option, threads_option
+from deepinfer.commands.options import (
+    device_option,
+    engine_config,
+    example,
+    json_option,
+    model_option,
+    profile_option,
+    threads_option,
+)
 from deepinfer.commands.progress import progress_display
 from deepinfer.commands.verdict_table import print_verdict
-from deepinfer.engine.api import EngineConfig, Profile
 from deepinfer.engine.errors import ConfigError
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -29,6 +36,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @model_option
 @profile_option
+@device_option
 @threads_option
 @click.option("--check", "checks", multiple=True, metavar="NAME", help="Run this check only; repeatable.")
 @click.option(
@@ -56,6 +64,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 def verify(
     model: Path | None,
     profile: str,
+    device: str,
     threads: int | None,
     checks: tuple[str, ...],
     tier: str | None,
@@ -89,7 +98,7 @@ def verify(
         return _self_test(model, checks, as_json)
     report.require_folders(junit, html, pack, summary)
     size = Size.QUICK if quick else Size.THOROUGH if thorough else Size.DEFAULT
-    engine = EngineConfig(profile=Profile(profile), num_threads=threads)
+    engine = engine_config(profile, device, threads=threads)
     project = gate.load_gate(Path.cwd())
     plan = runner.VerifyConfig(
         model=model,

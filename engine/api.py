@@ -12,31 +12,14 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer.engine.choices import CacheFormat as CacheFormat
+from deepinfer.engine.choices import Device as Device
+from deepinfer.engine.choices import PrefillMode as PrefillMode
+from deepinfer.engine.choices import Profile as Profile
+
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
-
-
-class Profile(StrEnum):
-    """Arithmetic of activations (product.md section 4)."""
-
-    STRICT = "strict"
-    FAST = "fast"
-
-
-class PrefillMode(StrEnum):
-    """Which rows the decoder layers compute, and what their windows see (model.md section 10.2)."""
-
-    OFF = "off"
-    MASK = "mask"
-    COMPACT = "compact"
-
-
-class CacheFormat(StrEnum):
-    """``released``: caches take the round trips of model.md section 8.6; ``none``: they stay exact."""
-
-    RELEASED = "released"
-    NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +40,9 @@ class EngineConfig:
         max_num_seqs: sequences that generate at a time; further ones wait.
         num_cache_blocks: cache blocks of 128 tokens that generation may hold.
         prefix_caching: reuse the caches of common prefixes between prompts; bits never depend on it.
-        backend: kernel set, ``cpu`` (batch-invariant) or ``reference`` (plain torch, meaning not bits).
+        device: where weights, caches and steps lie.
+        backend: kernel set, ``cpu`` or ``triton`` (batch-invariant, each on its device) or ``reference``
+            (plain torch, meaning not bits).
     """
 
     profile: Profile = Profile.STRICT
@@ -70,6 +55,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     num_cache_blocks: int = 512
     prefix_caching: bool = True
+    device: Device = Device.CPU
     backend: str = "cpu"
 
 

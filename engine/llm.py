@@ -53,6 +53,7 @@ def _ops(config: EngineConfig) -> Ops:
             bf16=config.profile is Profile.FAST,
             round_caches=config.cache_format is CacheFormat.RELEASED,
             num_threads=config.num_threads,
+            device=config.device.value,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -82,10 +83,9 @@ class LLM:
         Raises:
             ConfigError: the configuration asks for another kernel set, whose weights are packed differently.
         """
-        if config.backend != self.config.backend:
-            raise ConfigError(
-                f"weights are packed for {self.config.backend}; load the model for {config.backend}"
-            )
+        here, there = (f"{c.backend} on {c.device}" for c in (self.config, config))
+        if here != there:
+            raise ConfigError(f"weights are packed for {here}; load the model for {there}")
         twin = LLM.__new__(LLM)
         twin.config, twin.model_dir, twin.model_config = config, self.model_dir, self.model_config
         twin.rule = prefill_rule(self.model_config, config.prefill, config.keep)

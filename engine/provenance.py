@@ -14,10 +14,12 @@ from pathlib import Path
 import torch
 
 from deepinfer import __version__
-from deepinfer.engine.api import EngineConfig
+from deepinfer.engine.api import Device, EngineConfig
+from deepinfer.engine.errors import ConfigError
 from deepinfer.engine.torch_threads import kernel_threads
 from deepinfer.kernels.cpu.compiled import kernel_sources_digest
 from deepinfer.kernels.cpu.fma_tile import VECTOR
+from deepinfer.kernels.dispatch import require_cuda
 
 _SWITCHES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "ONEDNN_MAX_CPU_ISA")
 """Environment variables that change which instructions a library chooses."""
@@ -28,6 +30,19 @@ _ROOMS = ("kernels", "engine", "eval")
 def cpu_isa() -> str:
     """The instruction set that torch's kernels use, for example ``avx2``; not the best present."""
     return torch.backends.cpu.get_cpu_capability().lower()
+
+
+def cuda_identity() -> tuple[tuple[int, int], str]:
+    """Compute capability and name of the CUDA device.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        require_cuda()
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return torch.cuda.get_device_capability(), torch.cuda.get_device_name()
 
 
 def describe_runtime(config: EngineConfig) -> dict[str, str]:
@@ -43,6 +58,7 @@ def describe_runtime(config: EngineConfig) -> dict[str, str]:
         "kernel_set": kernel_sources_digest(),
         "vector_lanes": str(VECTOR),
         "backend": config.backend,
+        "device": config.device.value if config.device is not Device.CPU else "",
         "threads": str(kernel_threads(config)),
         "torch_threads": str(torch.get_num_threads()),
         "python": platform.python_version(),

@@ -18,7 +18,14 @@ def available_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def select_ops(name: str, *, bf16: bool, round_caches: bool = True, num_threads: int | None = None) -> Ops:
+def select_ops(
+    name: str,
+    *,
+    bf16: bool,
+    round_caches: bool = True,
+    num_threads: int | None = None,
+    device: str | None = None,
+) -> Ops:
     """The kernel set ``name`` bound to a profile.
 
     Args:
@@ -26,11 +33,18 @@ def select_ops(name: str, *, bf16: bool, round_caches: bool = True, num_threads:
         bf16: profile fast (activations rounded to bfloat16) instead of strict.
         round_caches: whether cache round trips round.
         num_threads: CPU threads, all cores of the process if None; never moves a bit of ``cpu``.
+        device: ``cpu`` or ``cuda``; None is where the kernel set runs by nature.
 
     Raises:
         ValueError: unknown name, or one whose library or device is missing.
     """
+    if name not in KERNEL_SETS:
+        raise ValueError(f"unknown kernel set {name!r}; there are {', '.join(KERNEL_SETS)}")
+    if device == "cuda":
+        require_cuda()
     if name == "cpu":
+        if device == "cuda":
+            raise ValueError("kernel set 'cpu' does not run on a CUDA device; choose 'triton' there")
         from deepinfer.kernels.cpu.backend import CpuOps
 
         return CpuOps(bf16, round_caches, num_threads or available_threads())
@@ -38,18 +52,33 @@ def select_ops(name: str, *, bf16: bool, round_caches: bool = True, num_threads:
         from deepinfer.kernels.reference.backend import ReferenceOps
 
         return ReferenceOps(bf16, round_caches, num_threads or available_threads())
-    if name == "triton":
-        return _triton_ops(bf16, round_caches)
-    raise ValueError(f"unknown kernel set {name!r}; there are {', '.join(KERNEL_SETS)}")
+    return _triton_ops(bf16, round_caches, device)
 
 
-def _triton_ops(bf16: bool, round_caches: bool) -> Ops:
+def require_cuda() -> None:
+    """Make sure that torch sees a CUDA device.
+
+    Raises:
+        ValueError: it does not.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"no CUDA device: torch {torch.__version__} sees none here; run on the CPU (--device cpu), or "
+            "check the driver (nvidia-smi) and that torch is a CUDA build"
+        )
+
+
+def _triton_ops(bf16: bool, round_caches: bool, device: str | None) -> Ops:
     """The device kernels; in Triton's interpreter (``TRITON_INTERPRET=1``) they run on the CPU."""
     import torch
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and not torch.cuda.is_available():
-        raise ValueError("kernel set 'triton' needs a CUDA device; choose 'cpu' here")
+    if not interpreted:
+        if device == "cpu":
+            raise ValueError("kernel set 'triton' does not run on a CPU; choose 'cpu' there")
+        require_cuda()
     try:
         from deepinfer.kernels.gpu.backend import GpuOps
     except ModuleNotFoundError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from deepinfer.engine.api import CacheFormat, EngineConfig, PrefillMode, Profile
+from deepinfer.engine.api import CacheFormat, Device, EngineConfig, PrefillMode, Profile
 from deepinfer.engine.errors import InputError
 
 TokenIds = tuple[int, ...]
@@ -104,6 +104,7 @@ def as_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "prefill": PrefillMode,
         "profile": Profile,
         "cache_format": CacheFormat,
+        "device": Device,
     }
     return {name: kinds[name](value) if name in kinds else value for name, value in record.items()}
 

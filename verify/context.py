@@ -92,6 +92,8 @@ class CheckContext:
         default = EngineConfig()
         if self.engine.profile is not default.profile:
             words.append(f"--profile {self.engine.profile}")
+        if self.engine.device is not default.device:
+            words.append(f"--device {self.engine.device}")
         if self.engine.num_threads != default.num_threads:
             words.append(f"--threads {self.engine.num_threads}")
         if not self.model_name.endswith(BUNDLED):

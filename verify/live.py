@@ -99,7 +99,8 @@ class Opener:
         from deepinfer.engine.llm import LLM  # brings torch, slow to import
         from deepinfer.verify.engine_subject import EngineSubject
 
-        if not self._opened or self._opened[0].config.backend != config.backend:
+        where = config.device, config.backend
+        if not self._opened or (self._opened[0].config.device, self._opened[0].config.backend) != where:
             self._opened.insert(0, LLM(self.folder, config))
         return EngineSubject(self._opened[0].with_config(config))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from deepinfer.engine.api import EngineConfig, PrefillMode, Profile
+from deepinfer.engine.api import Device, EngineConfig, PrefillMode, Profile
 from deepinfer.engine.model_config import ModelConfig
 
 
@@ -39,7 +39,8 @@ class Clause:
 
 def clauses(engine: EngineConfig, model: ModelConfig) -> tuple[Clause, ...]:
     """The promise of one configuration on one model, in the order of product.md section 4."""
-    invariant = engine.backend == "cpu"
+    invariant = engine.backend == engine.device.kernel_set
+    on_cpu = engine.device is Device.CPU
 
     def kept(name: str, about: str, check: str | None = None) -> Clause:
         if not invariant:
@@ -67,13 +68,15 @@ def clauses(engine: EngineConfig, model: ModelConfig) -> tuple[Clause, ...]:
         else absent("decode", f"prefill {engine.prefill} drops rows that decoding would have computed"),
         absent("speculation", "this version generates without speculative decoding"),
         absent("async", "this version has no asynchronous scheduler"),
-        kept("threads", "the number of CPU threads", "threads"),
-        absent("graphs", "there are no CUDA graphs on a CPU"),
+        kept("threads", "the number of CPU threads", "threads")
+        if on_cpu
+        else absent("threads", f"CPU threads compute nothing on device {engine.device}"),
+        absent("graphs", "there are no CUDA graphs on a CPU" if on_cpu else "this version captures no graph"),
         absent("devices", "this version runs on one device"),
         kept("yoco", "whether truncated prefill masks rows or leaves them out", "yoco-logprobs")
         if model.supports_truncated_prefill
         else absent("yoco", "a decoder layer of this model owns a compressor, so no row can be dropped"),
-        kept("machine", "vendor and vector width of the processor (portable bits)")
+        kept("machine", "vendor and vector width of the processor, or the device (portable bits)")
         if strict
         else Clause(
             name="machine",

@@ -14,6 +14,7 @@ from pathlib import Path
 from deepinfer import __version__
 from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.errors import ConfigError, DeepInferError, NonFiniteError
+from deepinfer.eval.provenance import device_name
 from deepinfer.verify.check import Check
 from deepinfer.verify.checks import (
     baselines,
@@ -240,6 +241,7 @@ def _subject(context: CheckContext) -> dict[str, str]:
         "profile": engine.profile.value,
         "caches": engine.cache_format.value,
         "prefill": engine.prefill.value,
+        "device": device_name(engine),
         "backend": engine.backend,
         "threads": str(engine.num_threads or "all"),
         "torch": version("torch"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from deepinfer.verify.case import Case, TokenIds, Trial
 
 Fails = Callable[[Case], bool]
-_MEANING = frozenset({"profile", "prefill", "keep", "cache_format", "backend"})
+_MEANING = frozenset({"profile", "prefill", "keep", "cache_format", "device", "backend"})
 MAX_RUNS = 1500
 """Cases tried at most; a shrink that needs more stops where it is and says so."""
 

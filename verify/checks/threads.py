@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from deepinfer.engine.api import Device
 from deepinfer.verify.case import Ask, Case, Trial, settings
 from deepinfer.verify.case_check import case_check
 from deepinfer.verify.context import CheckContext
@@ -24,6 +25,16 @@ def cases(context: CheckContext) -> Iterator[Case]:
             yield Case(check=NAME, name=f"{count}-{index}", workload=sample.workload, left=one, right=more)
 
 
+def _absent(context: CheckContext) -> str | None:
+    if context.engine.device is not Device.CPU:
+        return f"CPU threads compute nothing on device {context.engine.device}"
+    return None
+
+
 CHECK = case_check(
-    NAME, "scores on 1 thread = scores on 2 and more threads", cases, "1 thread = more threads"
+    NAME,
+    "scores on 1 thread = scores on 2 and more threads",
+    cases,
+    "1 thread = more threads",
+    absent=_absent,
 )
