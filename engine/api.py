@@ -16,6 +16,7 @@ from deepinfer.engine.choices import CacheFormat as CacheFormat
 from deepinfer.engine.choices import Device as Device
 from deepinfer.engine.choices import PrefillMode as PrefillMode
 from deepinfer.engine.choices import Profile as Profile
+from deepinfer.engine.speculation.options import NO_SPECULATION, Speculation
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
@@ -43,6 +44,8 @@ class EngineConfig:
         device: where weights, caches and steps lie.
         backend: kernel set, ``cpu`` or ``triton`` (batch-invariant, each on its device) or ``reference``
             (plain torch, meaning not bits).
+        asynchronous: plan a step while the one before it runs; bits never depend on it.
+        speculation: how many drafted tokens a decode step verifies; bits never depend on it.
     """
 
     profile: Profile = Profile.STRICT
@@ -56,6 +59,8 @@ class EngineConfig:
     num_cache_blocks: int = 512
     prefix_caching: bool = True
     device: Device = Device.CPU
+    speculation: Speculation = NO_SPECULATION
+    asynchronous: bool = False
     backend: str = "cpu"
 
 
@@ -118,48 +123,6 @@ class RequestFailure:
 
     request_id: str
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftRequest:
-    """Ask for a drafted block after each of some positions of one sequence.
-
-    Attributes:
-        request_id: name that comes back with the result.
-        token_ids: the sequence, prompt length included in the prefill mode as for scoring.
-        anchors: positions p of the first token of each block, 1 <= p <= len(token_ids). That token is
-            ``token_ids[p]``, or the greedy choice after the whole sequence if p is its length. Empty: that
-            one only.
-        return_logits: return the draft's logits too.
-    """
-
-    request_id: str
-    token_ids: Sequence[int]
-    anchors: Sequence[int] = ()
-    return_logits: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftResult:
-    """Drafted blocks of one sequence: A anchors, B tokens a block.
-
-    Attributes:
-        request_id: the request's name.
-        anchors: [A] int32, as asked.
-        tokens: [A, 1 + B] int32, known first token, then the greedy draft.
-        confidences: [A, B] float32, estimated probability that a token is accepted if those before it were.
-        confidence_logits: [A, B] float32, the same before the sigmoid.
-        base_logits: [A, B, V] float32 before the Markov term, or None.
-        logits: [A, B, V] float32 with it, or None.
-    """
-
-    request_id: str
-    anchors: Int32Array
-    tokens: Int32Array
-    confidences: Float32Array
-    confidence_logits: Float32Array
-    base_logits: Float32Array | None = None
-    logits: Float32Array | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

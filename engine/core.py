@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-
-import numpy as np
-import torch
 
 from deepinfer.engine.api import (
     FinishReason,
@@ -20,28 +16,34 @@ from deepinfer.engine.api import (
     ScoreRequest,
     TokenRecord,
 )
-from deepinfer.engine.batch import Step, build_step
+from deepinfer.engine.asynchrony import Inline, Runner, Worker
+from deepinfer.engine.batch import build_step
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
 from deepinfer.engine.cache.prefix_tree import PrefixTree
 from deepinfer.engine.cache.snapshots import Snapshot
 from deepinfer.engine.cache.step_view import StepView
-from deepinfer.engine.logprobs import HiddenRows, ScoreSheet, fill_sheets
+from deepinfer.engine.emission import Ending, ending, terminal_record, token_record
+from deepinfer.engine.flight import InFlight, Landed
+from deepinfer.engine.logprobs import ScoreSheet
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.requests import checked_ids
-from deepinfer.engine.sampler import Sampled, sample_rows
 from deepinfer.engine.sampling_rules import validate
-from deepinfer.engine.scheduler import Limits, Scheduler
+from deepinfer.engine.scheduler import Limits, Scheduler, Share
 from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.control import SpeculationControl
+from deepinfer.engine.speculation.drafter import Drafter
+from deepinfer.engine.speculation.options import NO_SPECULATION, Speculation
+from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.policy import draft_policy
+from deepinfer.engine.speculation.stats import DraftStats
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.step_records import boundaries
-from deepinfer.engine.stopping import finish_reason
-from deepinfer.engine.torch_threads import torch_threads_of
-from deepinfer.engine.transfer import moved
+from deepinfer.engine.step_run import Answer, StepResult, StepRun
 
-Observer = Callable[[Sequence, Float32Array], None]
-"""Shown each sample and the raw logits row [V], its own copy, that its next token is chosen from."""
+Observer = Callable[[Sequence, int, Float32Array], None]
+"""Shown each sample, a position, and the raw logits row [V], its own copy, of the token chosen there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,39 +55,58 @@ class CoreConfig:
         num_blocks: cache blocks of 128 tokens.
         prefix_caching: keep finished blocks findable for later prompts.
         max_snapshots: most block boundaries that a later prompt can resume at.
+        speculation: how many drafted tokens a step verifies.
+        asynchronous: plan a step while the one before it runs.
     """
 
     limits: Limits
     num_blocks: int
     prefix_caching: bool = True
     max_snapshots: int = 1024
+    speculation: Speculation = NO_SPECULATION
+    asynchronous: bool = False
 
 
 class EngineCore:
     """Runs generate requests with continuous batching on one set of caches."""
 
-    def __init__(self, model: Transformer, rule: PrefillRule, config: CoreConfig) -> None:
-        """Allocate the caches."""
+    def __init__(
+        self, model: Transformer, rule: PrefillRule, config: CoreConfig, drafter: Drafter | None = None
+    ) -> None:
+        """Allocate the caches; ``drafter`` is needed, and used, if the configuration speculates."""
         self.model, self.rule, self.config = model, rule, config
+        self.speculation: SpeculationControl | None = None
+        if drafter is not None and config.speculation.is_on:
+            policy = draft_policy(config.speculation, model.config, model.ops)
+            self.speculation = SpeculationControl(drafter, policy, DraftStats(model.config.dspark_block_size))
         self.pool = BlockPool(config.num_blocks)
         self.tree: PrefixTree[Snapshot] = PrefixTree(
             BLOCK_TOKENS, self.pool, max_snapshots=config.max_snapshots
         )
+        ring = default_ring(model.config)
         shape = CacheShape(
             num_blocks=config.num_blocks,
             num_slots=config.limits.max_sequences,
-            ring=default_ring(model.config),
+            ring=ring,
+            draft_ring=ring if self.speculation and self.speculation.drafter.reads_features else 0,
+            max_drafts=model.config.dspark_block_size if self.speculation else 0,
             exact=not model.ops.round_caches,
         )
         self.caches = Caches(model.config, shape, model.ops.device)
         self.layout = self.caches.layout(model.history_length)
         self.scheduler = Scheduler(
-            limits=config.limits, pool=self.pool, num_blocks=config.num_blocks, admit=self._resume
+            limits=config.limits,
+            pool=self.pool,
+            num_blocks=config.num_blocks,
+            admit=self._resume,
+            draft_policy=None if self.speculation is None else self.speculation.policy,
         )
         self.max_length = min(model.config.max_position_embeddings, config.num_blocks * BLOCK_TOKENS)
         self.observe: Observer | None = None
         self._live: dict[tuple[str, int], Sequence] = {}
         self._num_added = 0
+        self._runner: Runner = Worker() if config.asynchronous else Inline()
+        self._in_flight: InFlight | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -109,7 +130,9 @@ class EngineCore:
             return RequestFailure(request_id=request.request_id, reason=f"{request.request_id}: {reason}")
         seed = secrets.randbits(64) if request.params.seed is None else request.params.seed
         for index in range(request.params.n):
-            sequence = Sequence(request, self._num_added, seed, index, ids, self._sheet(request, ids))
+            most = min(len(ids) + request.params.max_tokens, self.max_length + 1)
+            sheet = self._sheet(request, ids)
+            sequence = Sequence(request, self._num_added, seed, index, ids, most, sheet)
             self._num_added += 1
             self._live[sequence.key] = sequence
             self.scheduler.add(sequence)
@@ -124,112 +147,95 @@ class EngineCore:
     def abort(self, request_id: str) -> list[TokenRecord]:
         """End all samples of a request now; one terminal record each, none for an unknown name."""
         ended = [sequence for key, sequence in self._live.items() if key[0] == request_id]
-        return [self._end(sequence, FinishReason.ABORT) for sequence in ended]
+        records = [terminal_record(sequence, FinishReason.ABORT) for sequence in ended]
+        for sequence in ended:
+            self._forget(sequence, FinishReason.ABORT)
+        if not self._live:
+            self._land()
+        return records
 
     def sequence(self, request_id: str, sample_index: int) -> Sequence | None:
         """A live sample, for statistics."""
         return self._live.get((request_id, sample_index))
 
     def step(self) -> list[TokenRecord]:
-        """Run one step; returns the tokens that it emitted, in packed order."""
-        planned = self.scheduler.next_step()
-        if not planned:
-            return []
-        with torch_threads_of(self.model.ops):
-            return self._run(planned)
+        """Run one step; returns the tokens that it emitted, in packed order.
 
-    def _run(self, planned: Items[tuple[Sequence, int]]) -> list[TokenRecord]:
-        chunks = [sequence.chunk(rows) for sequence, rows in planned]
+        If the engine is asynchronous, the next step has started when this returns.
+        """
+        if self._in_flight is None and not self._launch(self.scheduler.next_step() or []):
+            return []
+        ahead = self.scheduler.next_step() if self._runner.is_asynchronous else None
+        landed = self._land()
+        if ahead:
+            self._launch([share for share in ahead if not share.sequence.is_over])
+        records = self._settle(landed) if landed is not None else []
+        if not self._live:
+            self._land()
+        return records
+
+    def _launch(self, planned: Items[Share]) -> bool:
+        """Start a step; false if there is nothing to do."""
+        shares = tuple(self.scheduler.add_drafts(planned))
+        if not shares:
+            return False
+        chunks = [share.sequence.chunk(share.num_rows, share.num_drafts) for share in shares]
         self.model.reserve(max(chunk.end for chunk in chunks))
         step = build_step(chunks, self.rule, self.layout, self.model.ops.device)
         view = StepView(self.caches, step, self.model.ops, self._num_snapshot_layers)
-        hidden = self.model.forward(step, view)
-        for sequence, rows in planned:
-            sequence.num_computed += rows
+        for share in shares:
+            share.sequence.num_in_flight = share.num_rows
+            share.sequence.num_drafts_in_flight = share.num_drafts
+        drafter, drafting = None, Drafting.PAUSED
+        if self.speculation is not None:
+            drafter, drafting = self.speculation.drafter, self.speculation.mode(shares)
+        wait = self._runner.start(StepRun(self.model, drafter, shares, step, view, drafting))
+        self._in_flight = InFlight(shares, step, view, drafting, wait)
+        return True
+
+    def _land(self) -> Landed | None:
+        """Wait for the step in flight, if any; what ended sequences held is free then."""
+        flight, self._in_flight = self._in_flight, None
+        if flight is None:
+            return None
+        try:
+            landed = flight.land()
+        finally:
+            self.scheduler.land()
+        if self.speculation is not None:
+            self.speculation.landed(flight.shares, flight.drafting, landed.result)
+        return landed
+
+    def _settle(self, landed: Landed) -> list[TokenRecord]:
+        """Hand out the tokens of a step that has landed, and end the sequences that they end."""
+        ends = [ending(a, self.model.config.eos_token_id, self.max_length) for a in landed.answers]
         if self.config.prefix_caching:
-            self._remember(step, view, [sequence for sequence, _ in planned])
-        self._score_prompts(step, hidden.normed, [sequence for sequence, _ in planned])
-        complete = [i for i, (sequence, _) in enumerate(planned) if sequence.num_remaining == 0]
-        if not complete:
-            return []
-        ends = np.searchsorted(step.plan.decoder.chunk, complete, side="right")  # rows are sorted by chunk
-        last_rows = moved(torch.from_numpy(ends - 1), self.model.ops.device)
-        return self._sample([planned[i][0] for i in complete], hidden.normed[last_rows])
+            computed = {id(share.sequence): share.sequence.num_computed for share in landed.live}
+            for answer, end in zip(landed.answers, ends, strict=True):
+                computed[id(answer.share.sequence)] = end.num_computed
+            self._remember(landed.flight, computed)
+        records: list[TokenRecord] = []
+        for answer, end in zip(landed.answers, ends, strict=True):
+            records += self._emit(answer, end, landed.result)
+        return records
 
-    def _score_prompts(self, step: Step, normed: torch.Tensor, sequences: Items[Sequence]) -> None:
-        """Score the rows of the step that predict a prompt token somebody asked about."""
-        sheets = [sequence.sheet for sequence in sequences]
-        if not any(sheets):
-            return
-        owner, positions = step.plan.decoder.chunk, step.plan.decoder.positions
-        ends = np.array([0 if sheet is None else len(sheet.token_ids) - 1 for sheet in sheets])
-        picked = np.flatnonzero(positions < ends[owner])
-        fill_sheets(self.model, HiddenRows(normed, owner, positions), sheets, picked)
-
-    def _sample(self, sequences: Items[Sequence], normed: torch.Tensor) -> list[TokenRecord]:
-        logits = self.model.logits(normed)
+    def _emit(self, answer: Answer, end: Ending, result: StepResult) -> list[TokenRecord]:
+        assert result.sampled is not None, "there is an answer"
+        assert result.logits is not None, "there is an answer"
         if self.observe is not None:
-            for row, sequence in enumerate(sequences):
-                self.observe(sequence, logits[row].cpu().numpy().copy())
-        sampled = sample_rows(
-            self.model.ops,
-            logits,
-            [sequence.request.params for sequence in sequences],
-            [sequence.seed for sequence in sequences],
-            [sequence.num_tokens for sequence in sequences],
-            [sequence.sample_index for sequence in sequences],
-        )
-        return [self._emit(sequence, sampled, row) for row, sequence in enumerate(sequences)]
-
-    def _emit(self, sequence: Sequence, sampled: Sampled, row: int) -> TokenRecord:
-        token_id, position = int(sampled.token_ids[row]), sequence.num_tokens
-        sequence.append(token_id)
-        reason = finish_reason(
-            sequence.request.params,
-            sequence.prompt_length,
-            sequence.output_ids,
-            eos_token_id=self.model.config.eos_token_id,
-            max_model_len=self.max_length,
-            stop_text=sequence.request.should_stop,
-        )
-        if reason is not None:
-            self._forget(sequence, reason)
-        sheet = sequence.sheet if sequence.num_emitted == 1 else None
-        top_ids, top_logprobs = sampled.top_ids[row], sampled.top_logprobs[row]
-        return TokenRecord(
-            request_id=sequence.request.request_id,
-            sample_index=sequence.sample_index,
-            token_id=token_id,
-            position=position,
-            raw_logprob=float(sampled.raw_logprobs[row]),
-            processed_logprob=float(sampled.processed_logprobs[row]),
-            top_ids=() if top_ids is None else tuple(top_ids.tolist()),
-            top_logprobs=() if top_logprobs is None else tuple(top_logprobs.tolist()),
-            prompt=None if sheet is None else sheet.result(),
-            finish_reason=reason or "",
-            num_hit_tokens=sequence.num_hit_tokens if reason else 0,
-            num_preemptions=sequence.num_preemptions if reason else 0,
-        )
+            sequence, first = answer.share.sequence, end.num_computed + 1 - end.num_tokens
+            for number in range(end.num_tokens):
+                row = result.logits[answer.first_row + number].cpu().numpy().copy()
+                self.observe(sequence, first + number, row)
+        records = [token_record(answer, end, number, result.sampled) for number in range(end.num_tokens)]
+        if end.reason is not None:
+            self._forget(answer.share.sequence, end.reason)
+        return records
 
     def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self.scheduler.release(sequence)
         del self._live[sequence.key]
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> TokenRecord:
-        """Finish a sample without a token."""
-        self._forget(sequence, reason)
-        return TokenRecord(
-            request_id=sequence.request.request_id,
-            sample_index=sequence.sample_index,
-            token_id=None,
-            position=sequence.num_tokens,
-            raw_logprob=math.nan,
-            processed_logprob=math.nan,
-            finish_reason=reason,
-            num_hit_tokens=sequence.num_hit_tokens,
-            num_preemptions=sequence.num_preemptions,
-        )
 
     @property
     def _num_snapshot_layers(self) -> int:
@@ -253,14 +259,25 @@ class EngineCore:
         match.snapshot.restore(self.caches, sequence.slot, match.num_tokens)
         sequence.blocks = list(match.blocks)
         sequence.num_computed = match.num_tokens
+        sequence.draft_from = 0 if match.snapshot.has_drafts else match.num_tokens
 
-    def _remember(self, step: Step, view: StepView, sequences: Items[Sequence]) -> None:
-        """Make the blocks that this step completed findable, with the state at their ends."""
-        rows = step.plan.encoder
+    def _remember(self, flight: InFlight, computed: Mapping[int, int]) -> None:
+        """Make the blocks that a step completed findable, with the state at their ends.
+
+        ``computed`` are the valid positions of the sequences that still hold blocks, by ``id``: the end of a
+        block among rejected rows is none.
+        """
+        rows = flight.step.plan.encoder
         ends = boundaries(rows)
         for number, (chunk, position) in enumerate(
             zip(rows.chunk[ends].tolist(), rows.positions[ends].tolist(), strict=True)
         ):
-            sequence, boundary = sequences[chunk], position + 1
-            rings = {layer: saved[number].clone() for layer, saved in view.snapshots.items()}
-            self.tree.insert(sequence.token_ids, boundary, sequence.blocks, {boundary: Snapshot(rings)})
+            sequence, boundary = flight.shares[chunk].sequence, position + 1
+            if boundary <= computed.get(id(sequence), 0):
+                has_context = boundary - self.rule.window >= sequence.draft_from
+                rings = {
+                    layer: saved[number].clone()
+                    for layer, saved in flight.view.snapshots.items()
+                    if layer >= 0 or has_context
+                }
+                self.tree.insert(sequence.token_ids, boundary, sequence.blocks, {boundary: Snapshot(rings)})

@@ -14,8 +14,6 @@ import torch
 from deepinfer.engine.api import (
     CacheFormat,
     Completion,
-    DraftRequest,
-    DraftResult,
     EngineConfig,
     GenerateRequest,
     Profile,
@@ -27,6 +25,7 @@ from deepinfer.engine.api import (
 from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.config import load_model_config
 from deepinfer.engine.core import CoreConfig, EngineCore, Observer
+from deepinfer.engine.draft_request import DraftRequest, DraftResult
 from deepinfer.engine.errors import ConfigError, InputError
 from deepinfer.engine.generation import collect, stream
 from deepinfer.engine.loading import LoadedModel
@@ -37,6 +36,7 @@ from deepinfer.engine.prefill import prefill_rule
 from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.runner import Wave
 from deepinfer.engine.scheduler import Limits
+from deepinfer.engine.speculation.drafter import Drafter, ModelDrafter
 from deepinfer.engine.state import cache_rows
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.torch_threads import torch_threads_of
@@ -108,6 +108,16 @@ class LLM:
     def _draft(self) -> Draft:
         return self._loaded.draft.bound_to(self._model)
 
+    @cached_property
+    def _drafter(self) -> Drafter | None:
+        return ModelDrafter(self._draft, self.rule) if self.config.speculation.is_on else None
+
+    def with_drafter(self, drafter: Drafter) -> LLM:
+        """Another engine on the same weights that takes its drafts from ``drafter``."""
+        twin = self.with_config(self.config)
+        twin._drafter = drafter
+        return twin
+
     @property
     def model_digest(self) -> str:
         """SHA-256 (hex) of the checkpoint's configuration, tokenizer and weights."""
@@ -155,9 +165,13 @@ class LLM:
             max_sequences=config.max_num_seqs,
         )
         sizes = CoreConfig(
-            limits=limits, num_blocks=config.num_cache_blocks, prefix_caching=config.prefix_caching
+            limits=limits,
+            num_blocks=config.num_cache_blocks,
+            prefix_caching=config.prefix_caching,
+            speculation=config.speculation,
+            asynchronous=config.asynchronous,
         )
-        return EngineCore(self._model, self.rule, sizes)
+        return EngineCore(self._model, self.rule, sizes, self._drafter)
 
     def generate(
         self, requests: Sequence[GenerateRequest], observe: Observer | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from deepinfer.engine.api import DraftRequest, GenerateRequest, RequestFailure, ScoreRequest
+from deepinfer.engine.api import GenerateRequest, RequestFailure, ScoreRequest
+from deepinfer.engine.draft_request import DraftRequest
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.step_plan import Int64
 

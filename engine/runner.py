@@ -78,7 +78,7 @@ class Wave:
             view = StepView(self.caches, step, self.model.ops)
             hidden = self.model.forward(step, view, self.draft is not None, probe)
             if self.draft is not None and hidden.features is not None:
-                self.draft.write_context(hidden.features, step.decoder, self.caches, probe)
+                self.draft.write_context(hidden.features, step.decoder, view, probe)
             rows = step.plan.decoder
             yield HiddenRows(hidden.normed, self._sequence_of_rows(step), rows.positions)
 

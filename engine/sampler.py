@@ -101,6 +101,22 @@ def sample_rows(
     Raises:
         NonFiniteError: a row holds NaN or +inf, or -inf for every token that is not banned.
     """
+    ids, processed = draw_rows(ops, logits, params, seeds, positions, sample_indices)
+    return describe_rows(ops, logits, ids, processed, params, positions)
+
+
+def draw_rows(
+    ops: Ops,
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    sample_indices: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first half of ``sample_rows``: token ids int64 [R] and processed log-probabilities float32 [R].
+
+    An id is -1 where none can be chosen. Waits for nothing.
+    """
     rules = _Rules(
         temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32),
         top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
@@ -108,14 +124,14 @@ def sample_rows(
         min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
         words=torch.from_numpy(_words(params, seeds, positions, sample_indices)),
     )
-    return _fetch(positions, *launch_sampling(ops, logits, params, moved(rules, ops.device)))
+    return launch_sampling(ops, logits, params, moved(rules, ops.device))
 
 
 def launch_sampling(
     ops: Ops, logits: torch.Tensor, params: Sequence[SamplingParams], rules: _Rules
-) -> tuple[list[torch.Tensor], dict[int, tuple[torch.Tensor, torch.Tensor]]]:
-    """Ids, raw and processed log-probabilities [R], and by row its ``top_tokens``; waits for nothing."""
-    ids, processed = ops.sample(
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and processed log-probabilities [R] under rules that are where the logits are."""
+    return ops.sample(
         biased_logits(logits, params),
         rules.temperature,
         rules.top_p,
@@ -123,11 +139,26 @@ def launch_sampling(
         rules.min_p,
         rules.words,
     )
+
+
+def describe_rows(
+    ops: Ops,
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    processed: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+) -> Sampled:
+    """The second half of ``sample_rows``, for those rows whose tokens are given out.
+
+    Raises:
+        NonFiniteError: as there.
+    """
     raw, _ = ops.token_logprobs(logits, ids.clamp(min=0))
     tops = {
         row: top_tokens(ops, logits[row], p.num_logprobs) for row, p in enumerate(params) if p.num_logprobs
     }
-    return [ids, raw, processed], tops
+    return _fetch(positions, [ids, raw, processed], tops)
 
 
 def _fetch(

@@ -3,19 +3,26 @@
 Every step mixes one row for each sequence that is decoding with chunks of prompts: kernels make a row
 independent of its company, so nothing is gained by keeping the two apart, and neither can starve the other.
 Decoding comes first, shortest output first; what is left of the row budget goes to prompts in the order of
-their arrival. Memory is given in whole blocks; when none is left, the sequence with the longest output loses
-its caches and returns to the front of the queue, to be computed again.
+their arrival, and what is left then to drafts. Memory is given in whole blocks; when none is left, the
+sequence with the longest output loses its caches and returns to the front of the queue, to be computed again.
+
+A step can be planned while the one before it runs: what that one will make known is counted as known. Its
+sequences keep slot and blocks until it has landed, whatever becomes of them meanwhile, and nobody is
+preempted before that.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
 
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.sequence import Sequence
-from deepinfer.engine.step_plan import blocks_for
+from deepinfer.engine.speculation.drafts import NO_DRAFTS
+from deepinfer.engine.speculation.policy import DraftPolicy
+from deepinfer.engine.step_plan import BLOCK_TOKENS, blocks_for
 
 Admit = Callable[[Sequence], None]
 """Called when a sequence gets its slot; may give it cached blocks and progress."""
@@ -36,6 +43,28 @@ class Limits:
     max_sequences: int
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a sequence gets of a step.
+
+    Attributes:
+        sequence: the sequence.
+        num_rows: rows of known positions.
+        num_drafts: drafted rows behind them.
+        is_complete: whether all its known positions are computed after the step, which then gives a token.
+    """
+
+    sequence: Sequence
+    num_rows: int
+    num_drafts: int
+    is_complete: bool
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether its only known row is the one that gives the next token."""
+        return self.is_complete and self.num_rows == 1
+
+
 @dataclass
 class SchedulerStats:
     """Counters since the start."""
@@ -53,10 +82,12 @@ class Scheduler:
     pool: BlockPool
     num_blocks: int
     admit: Admit
+    draft_policy: DraftPolicy | None = None
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     stats: SchedulerStats = field(default_factory=SchedulerStats)
     free_slots: list[int] = field(default_factory=list)
+    retired: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """One slot per sequence that may run."""
@@ -70,38 +101,82 @@ class Scheduler:
         """Whether a sequence of this length can ever hold all its blocks."""
         return blocks_for(num_tokens) <= self.num_blocks
 
-    def next_step(self) -> list[tuple[Sequence, int]]:
-        """Sequences of the next step with their rows, in packed order; empty if there is nothing to do."""
-        planned: list[tuple[Sequence, int]] = []
+    def next_step(self) -> list[Share] | None:
+        """Shares of the next step without drafts, in packed order; empty if there is nothing to do.
+
+        None while a step is in flight means that a sequence must be preempted first: ask again once it has
+        landed.
+        """
+        planned: list[Share] = []
         budget = self.limits.max_rows
         decoding = sorted(
-            (s for s in self.running if s.num_remaining == 1), key=lambda s: (s.num_emitted, s.order)
+            (s for s in self.running if s.num_remaining == 1 and not s.surely_ends),
+            key=lambda s: (s.num_emitted, s.order),
         )
         for sequence in decoding:
-            if sequence.slot >= 0 and budget > 0 and self._reserve(sequence, planned):
-                planned.append((sequence, 1))
+            if sequence.slot >= 0 and budget > 0:
+                if not self._reserve(sequence, planned):
+                    if self._is_in_flight:
+                        return None
+                    continue
+                planned.append(Share(sequence, 1, 0, True))
                 budget -= 1
         for sequence in sorted(self.running, key=lambda s: s.order):
             if sequence.num_remaining > 1 and budget > 0:
                 budget -= self._take(sequence, budget, planned)
         while self.waiting and budget > 0 and self._admit_next():
             budget -= self._take(self.running[-1], budget, planned)
-        if planned:
-            self.stats.num_steps += 1
-            self.stats.num_rows += sum(rows for _, rows in planned)
         return planned
 
+    def add_drafts(self, planned: Items[Share]) -> list[Share]:
+        """The shares with the drafts that the policy grants; called when the step is about to start."""
+        self.stats.num_steps += bool(planned)
+        self.stats.num_rows += sum(share.num_rows for share in planned)
+        if self.draft_policy is None:
+            return list(planned)
+        room = self.limits.max_rows - sum(share.num_rows for share in planned)
+        able = [share for share in planned if share.is_decoding]
+        granted = self.draft_policy.shares([share.sequence for share in able], room)
+        drafts = {
+            id(share): self._fitting(share.sequence, count)
+            for share, count in zip(able, granted, strict=True)
+        }
+        self.stats.num_rows += sum(drafts.values())
+        return [replace(share, num_drafts=drafts.get(id(share), 0)) for share in planned]
+
+    def _fitting(self, sequence: Sequence, num_drafts: int) -> int:
+        """How many of the drafts fit the blocks of the sequence, with free ones but at nobody's expense."""
+        missing = blocks_for(sequence.num_tokens + num_drafts) - len(sequence.blocks)
+        if missing > 0 and missing <= self.pool.num_free:
+            sequence.blocks += self.pool.allocate(missing) or []
+        return min(num_drafts, len(sequence.blocks) * BLOCK_TOKENS - sequence.num_tokens)
+
     def release(self, sequence: Sequence) -> None:
-        """Give back everything a sequence holds and forget it."""
-        self._drop(sequence)
+        """Give back everything a sequence holds and forget it; later, if it is in the step in flight."""
+        if sequence.num_in_flight:
+            self.retired.append(sequence)
+        else:
+            self._drop(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def _take(self, sequence: Sequence, budget: int, planned: list[tuple[Sequence, int]]) -> int:
-        rows = min(sequence.num_remaining, budget, self.limits.max_chunk or budget)
-        planned.append((sequence, rows))
+    @property
+    def _is_in_flight(self) -> bool:
+        """Whether the step in flight holds anything."""
+        return bool(self.retired) or any(sequence.num_in_flight for sequence in self.running)
+
+    def land(self) -> None:
+        """The step in flight has ended: what retired sequences held is free."""
+        for sequence in self.retired:
+            self._drop(sequence)
+        self.retired = []
+
+    def _take(self, sequence: Sequence, budget: int, planned: list[Share]) -> int:
+        remaining = sequence.num_remaining
+        rows = min(remaining, budget, self.limits.max_chunk or budget)
+        planned.append(Share(sequence, rows, 0, rows == remaining))
         return rows
 
     def _admit_next(self) -> bool:
@@ -121,14 +196,19 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _reserve(self, sequence: Sequence, planned: list[tuple[Sequence, int]]) -> bool:
-        """Make sure a decoding sequence has room for its next row; false if it had to go itself."""
+    def _reserve(self, sequence: Sequence, planned: list[Share]) -> bool:
+        """Make sure a decoding sequence has room for its next row.
+
+        False if it had to go itself, or if somebody has to and a step is in flight.
+        """
         while sequence.num_missing_blocks:
             blocks = self.pool.allocate(sequence.num_missing_blocks)
             if blocks is not None:
                 sequence.blocks += blocks
                 break
-            taken = {id(other) for other, _ in planned}
+            if self._is_in_flight:
+                return False
+            taken = {id(share.sequence) for share in planned}
             victims = [s for s in self.running if id(s) not in taken]
             victim = max(victims, key=lambda s: (s.num_emitted, s.order))
             self._preempt(victim)
@@ -149,6 +229,7 @@ class Scheduler:
             self.pool.release(block)
         sequence.blocks = []
         sequence.num_computed = 0
+        sequence.drafts, sequence.draft_from = NO_DRAFTS, 0
         if sequence.slot >= 0:
             self.free_slots.append(sequence.slot)
             sequence.slot = -1

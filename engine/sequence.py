@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from deepinfer.engine.api import GenerateRequest
 from deepinfer.engine.logprobs import ScoreSheet
+from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
 from deepinfer.engine.step_plan import Chunk, Int64, blocks_for
 
 
@@ -21,14 +23,19 @@ class Sequence:
         seed: 64-bit seed of its draws.
         sample_index: which of the request's n samples.
         prompt: int64 [N], the prompt.
+        max_tokens: most tokens it can come to, prompt included.
         sheet: scores of the prompt as they come, None if nobody asked for them.
         output_ids: tokens emitted so far.
         num_computed: positions whose caches are valid.
         blocks: block table, in order.
         slot: state slot, -1 while it holds none.
+        is_over: whether its last token is known, though its records have not left yet.
         finish_reason: empty while unfinished.
         num_hit_tokens: positions that a prefix hit spared, over all admissions.
         num_preemptions: how often it lost its caches.
+        num_in_flight: known rows in the step that runs now; drafted ones are in ``num_drafts_in_flight``.
+        drafts: what may follow the known tokens.
+        draft_from: first position whose context the drafter has kept, and all after it.
     """
 
     request: GenerateRequest
@@ -36,14 +43,20 @@ class Sequence:
     seed: int
     sample_index: int
     prompt: Int64
+    max_tokens: int
     sheet: ScoreSheet | None = None
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     slot: int = -1
+    is_over: bool = False
     finish_reason: str = ""
     num_hit_tokens: int = 0
     num_preemptions: int = 0
+    num_in_flight: int = 0
+    num_drafts_in_flight: int = 0
+    drafts: Drafts = NO_DRAFTS
+    draft_from: int = 0
     _known: Int64 = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,18 +78,36 @@ class Sequence:
         """All known ids, int64 [num_tokens]; a view, not to be written."""
         return self._known[: self.num_tokens]
 
-    def append(self, token_id: int) -> None:
-        """Take a sampled token."""
-        place = self.num_tokens
-        if place == len(self._known):
-            self._known = np.concatenate([self._known, np.empty_like(self._known)])
-        self._known[place] = token_id
-        self.output_ids.append(token_id)
+    def take(self, token_ids: Items[int], is_over: bool) -> None:
+        """Make sampled tokens known: all but the last one were drafted, so their rows are computed."""
+        self._make_room(len(token_ids))
+        self._known[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
+        self.output_ids += token_ids
+        self.num_computed += len(token_ids) - 1
+        self.is_over = is_over
+
+    def _make_room(self, count: int) -> None:
+        """Let ``count`` ids fit behind the known ones."""
+        if self.num_tokens + count > len(self._known):
+            self._known = np.concatenate([self._known, np.empty(len(self._known) + count, np.int64)])
 
     @property
     def num_remaining(self) -> int:
-        """Known positions still to compute."""
-        return self.num_tokens - self.num_computed
+        """Positions to compute next: known ones outside the step in flight, or the one it will make known."""
+        remaining = self.num_tokens - self.num_computed - self.num_in_flight
+        return 1 if self.num_in_flight and remaining == 0 else remaining
+
+    @property
+    def surely_ends(self) -> bool:
+        """Whether the step in flight gives its last token, whatever that is."""
+        return self.most_tokens > self.num_tokens and self.num_tokens + 1 >= self.max_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens that it can have after the step in flight; ``num_tokens`` if it is in none."""
+        if self.num_computed + self.num_in_flight < self.num_tokens or not self.num_in_flight:
+            return self.num_tokens
+        return self.num_tokens + 1 + self.num_drafts_in_flight
 
     @property
     def num_emitted(self) -> int:
@@ -85,20 +116,29 @@ class Sequence:
 
     @property
     def num_missing_blocks(self) -> int:
-        """Blocks it lacks for all its known tokens."""
-        return max(0, blocks_for(self.num_tokens) - len(self.blocks))
+        """Blocks it lacks for all the tokens that it may have when its next step begins."""
+        return max(0, blocks_for(min(self.most_tokens, self.max_tokens - 1)) - len(self.blocks))
 
     @property
     def key(self) -> tuple[str, int]:
         """Name of the sample in outputs."""
         return self.request.request_id, self.sample_index
 
-    def chunk(self, num_rows: int) -> Chunk:
-        """The next ``num_rows`` positions as a chunk of a step."""
+    @property
+    def num_useful_drafts(self) -> int:
+        """Drafts worth a row: the row before them gives a token anyway, and none may be past the last."""
+        return max(0, min(self.drafts.size, self.max_tokens - self.num_tokens - 1))
+
+    def chunk(self, num_rows: int, num_drafts: int = 0) -> Chunk:
+        """The next ``num_rows`` known positions and ``num_drafts`` drafts as a chunk of a step."""
+        size = self.num_tokens
+        if num_drafts:
+            self._make_room(num_drafts)
+            self._known[size : size + num_drafts] = self.drafts.tokens[:num_drafts]
         return Chunk(
-            token_ids=self.token_ids,
+            token_ids=self._known[: size + num_drafts],
             start=self.num_computed,
-            end=self.num_computed + num_rows,
+            end=self.num_computed + num_rows + num_drafts,
             prompt_length=self.prompt_length,
             slot=self.slot,
             blocks=np.array(self.blocks, np.int64),

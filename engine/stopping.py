@@ -14,6 +14,11 @@ StopText = Callable[[Sequence[int]], bool]
 """Generated ids so far, prompt excluded -> whether a stop string has appeared."""
 
 
+def is_stop_token(params: SamplingParams, token_id: int, eos_token_id: int) -> bool:
+    """Whether this token ends a sequence by itself."""
+    return token_id in params.stop_token_ids or (token_id == eos_token_id and not params.ignore_eos)
+
+
 def finish_reason(
     params: SamplingParams,
     num_prompt_tokens: int,
@@ -34,10 +39,7 @@ def finish_reason(
             yields one token.
         stop_text: see ``StopText``; asked only if no id has ended the sequence.
     """
-    last = output_ids[-1]
-    if last == eos_token_id and not params.ignore_eos:
-        return FinishReason.STOP
-    if last in params.stop_token_ids:
+    if is_stop_token(params, output_ids[-1], eos_token_id):
         return FinishReason.STOP
     if stop_text is not None and stop_text(output_ids):
         return FinishReason.STOP

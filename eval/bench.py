@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from deepinfer.engine import core
+from deepinfer.engine import core, step_run
 from deepinfer.engine.api import (
     EngineConfig,
     GenerateRequest,
@@ -215,7 +215,12 @@ def _decode(
 
 def _share_outside(steps: Callable[[], None]) -> float:
     """Share of the engine's steps in ``steps`` that is neither forward pass nor head nor sampling."""
-    inside = ((Transformer, "forward"), (Transformer, "logits"), (core, "sample_rows"))
+    inside = (
+        (Transformer, "forward"),
+        (Transformer, "logits"),
+        (step_run, "draw_rows"),
+        (step_run, "describe_rows"),
+    )
     with ExitStack() as stack:
         step = stack.enter_context(timed(core.EngineCore, "step"))
         watches = [stack.enter_context(timed(owner, name)) for owner, name in inside]

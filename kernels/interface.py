@@ -215,6 +215,21 @@ class Ops(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, V], [T] -> log-probabilities [T] float32 and ranks [T] int32."""
 
+    def verify_budget(self, confidences: torch.Tensor, caps: torch.Tensor, total: int) -> torch.Tensor:
+        """How many drafts of each sequence a step verifies: those most likely to be reached and accepted.
+
+        Args:
+            confidences: float32 [R, B], probability of each draft if those before it are accepted; what lies
+                outside 0..1 counts as the nearer end, NaN as 0.
+            caps: int64 [R], most drafts of each sequence.
+            total: most drafts of all together.
+
+        Returns:
+            int64 [R]. Entries are ranked by the product of the confidences up to them, taken in float32 from
+            left to right, larger first, ties by the lower sequence, then the lower place. No product grows
+            along a block, so the winners of a sequence are its first drafts.
+        """
+
     def sample(
         self,
         logits: torch.Tensor,

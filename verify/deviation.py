@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deepinfer.engine.api import DraftResult, Float32Array, ScoreResult
+from deepinfer.engine.api import Float32Array, ScoreResult
+from deepinfer.engine.draft_request import DraftResult
 from deepinfer.verify.drift import log_sum_exp
 from deepinfer.verify.reference_data import ReferenceSequence, Tolerances
 

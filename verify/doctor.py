@@ -10,7 +10,6 @@ from typing import Any
 
 from deepinfer.engine.api import (
     CacheFormat,
-    DraftRequest,
     EngineConfig,
     GenerateRequest,
     Profile,
@@ -20,6 +19,7 @@ from deepinfer.engine.api import (
 from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.cache.footprint import RELEASED, ByteFormulas, Footprint, as_lines, measure
 from deepinfer.engine.config import load_model_config
+from deepinfer.engine.draft_request import DraftRequest
 from deepinfer.engine.torch_threads import kernel_threads
 from deepinfer.eval.environment import describe_environment, processor_name
 from deepinfer.eval.provenance import platform_of, provenance_of

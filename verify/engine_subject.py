@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from deepinfer.engine.api import (
-    DraftRequest,
-    DraftResult,
-    Float32Array,
-    GenerateRequest,
-    RequestFailure,
-    ScoreRequest,
-    ScoreResult,
-)
+from deepinfer.engine.api import Float32Array, GenerateRequest, RequestFailure, ScoreRequest, ScoreResult
+from deepinfer.engine.draft_request import DraftRequest, DraftResult
 from deepinfer.verify.subject import Generated
 
 if TYPE_CHECKING:
@@ -52,7 +45,7 @@ class EngineSubject:
         rows: list[Float32Array] = []
         seen: list[EngineSequence] = []
 
-        def observe(sequence: EngineSequence, row: Float32Array) -> None:
+        def observe(sequence: EngineSequence, position: int, row: Float32Array) -> None:
             if sequence.request.request_id == target:
                 rows.append(row)
                 seen[:] = [sequence]

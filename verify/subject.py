@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from deepinfer.engine.api import (
-    DraftRequest,
-    DraftResult,
     EngineConfig,
     Float32Array,
     GenerateRequest,
@@ -20,6 +18,7 @@ from deepinfer.engine.api import (
     ScoreRequest,
     ScoreResult,
 )
+from deepinfer.engine.draft_request import DraftRequest, DraftResult
 
 
 @dataclass(frozen=True, kw_only=True)

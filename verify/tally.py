@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from deepinfer.engine.api import DraftResult, RequestFailure, ScoreResult
+from deepinfer.engine.api import RequestFailure, ScoreResult
+from deepinfer.engine.draft_request import DraftResult
 from deepinfer.verify.compare import AnyArray, Comparison, compare_arrays
 from deepinfer.verify.outcome import Outcome
 from deepinfer.verify.result import Cell, CheckResult, Failure, LocatedDifference, Status

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from deepinfer.engine.api import (
-    DraftRequest,
     EngineConfig,
     Float32Array,
     GenerateRequest,
@@ -18,6 +17,7 @@ from deepinfer.engine.api import (
     ScoreRequest,
     ScoreResult,
 )
+from deepinfer.engine.draft_request import DraftRequest
 from deepinfer.verify.case import Answer, Ask, Case, Place, Trial, refused
 from deepinfer.verify.subject import Generated, Subject
 

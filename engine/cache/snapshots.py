@@ -16,14 +16,22 @@ from deepinfer.engine.cache.record_pool import RecordPool
 
 @dataclass(frozen=True)
 class Snapshot:
-    """``rings[layer]`` uint8 [W, record bytes], the W positions before the boundary, ascending."""
+    """``rings[layer]`` uint8 [W, record bytes], the W positions before the boundary, ascending.
+
+    Draft stages have the keys -1, -2, ...
+    """
 
     rings: dict[int, torch.Tensor]
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the contexts of drafts are among them."""
+        return -1 in self.rings
 
     def restore(self, caches: Caches, slot: int, boundary: int) -> None:
         """Put the records back where the rings of ``slot`` keep the positions before ``boundary``."""
         for layer, saved in self.rings.items():
-            pool = caches.window[layer]
+            pool = caches.window[layer] if layer >= 0 else caches.draft_window[-1 - layer]
             positions = torch.arange(boundary - saved.shape[0], boundary, device=saved.device)
             _records(pool)[slot, positions % pool.per_group] = saved
 

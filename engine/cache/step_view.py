@@ -35,14 +35,26 @@ class StepView:
         pool.load(self.ops, rows.history_records, buffer[:num_history])
         pool.store(self.ops, latents, rows.ring_records)
         buffer[num_history:] = latents
-        if layer < self.snapshot_layers:
-            self._save(layer, buffer, rows.boundary_windows)
+        if layer < self.snapshot_layers and rows.boundary_windows.shape[0]:
+            self._save(layer, pool, buffer, rows.boundary_windows)
         return buffer
 
-    def _save(self, layer: int, buffer: torch.Tensor, windows: torch.Tensor) -> None:
+    def draft_window(self, stage: int, latents: torch.Tensor, rows: Rows) -> None:
+        """Store context latents [T, C] of a draft stage; its snapshots have the key ``-1 - stage``.
+
+        They are saved where a later prompt resumes from all layers. Where it resumes from the encoder's, it
+        computes the kept rows again, and drafts look at no others.
+        """
+        pool = self.caches.draft_window[stage]
+        if self.snapshot_layers == self.caches.config.num_hidden_layers and rows.boundary_windows.shape[0]:
+            buffer = torch.cat([pool.load(self.ops, rows.history_records), latents])
+            self._save(-1 - stage, pool, buffer, rows.boundary_windows)
+        pool.store(self.ops, latents, rows.draft_ring_records)
+
+    def _save(self, layer: int, ring: RecordPool, buffer: torch.Tensor, windows: torch.Tensor) -> None:
         """Pack ``windows`` int64 [b, W] of the rows that end cache blocks: uint8 [b, W, bytes]."""
         num_boundaries, window = windows.shape
-        pool = RecordPool(self.caches.window[layer].record, num_boundaries, window, buffer.device)
+        pool = RecordPool(ring.record, num_boundaries, window, buffer.device)
         places = torch.arange(num_boundaries * window, device=buffer.device)
         pool.store(self.ops, buffer[windows.flatten()], places)
         self.snapshots[layer] = pool.buffer.view(num_boundaries, window, pool.record.num_bytes)

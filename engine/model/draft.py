@@ -13,6 +13,7 @@ import torch
 from deepinfer.engine.batch import Rows
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.record_pool import RecordPool
+from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.attention import AttentionWeights
 from deepinfer.engine.model.hyper import HyperSite, Streams, initial_streams
@@ -115,15 +116,15 @@ class Draft:
         return twin
 
     def write_context(
-        self, features: torch.Tensor, rows: Rows, caches: Caches, probe: Probe = no_probe
+        self, features: torch.Tensor, rows: Rows, view: StepView, probe: Probe = no_probe
     ) -> None:
-        """Store the context latents of accepted rows, from their features [T, targets * D] (section 7.1)."""
+        """Store the context latents of computed rows, from their features [T, targets * D] (section 7.1)."""
         ops, rope = self.ops, self.target.plain_rope
         probe("features", -1, features)
         context = ops.rms_norm(ops.linear(features, self.main_proj), self.main_norm, self.config.rms_norm_eps)
-        for block, pool in zip(self.blocks, caches.draft_window, strict=True):
+        for block in self.blocks:
             latents = block.attention.window_latent(ops, context, rope.at(rows.positions), probe)
-            pool.store(ops, latents, rows.draft_ring_records)
+            view.draft_window(block.stage, latents, rows)
 
     def propose(self, anchors: Anchors, caches: Caches, probe: Probe = no_probe) -> DraftOutput:
         """Draft greedily from every anchor (sections 7.2 to 7.4); caches stay as they are."""

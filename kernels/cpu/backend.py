@@ -6,6 +6,7 @@ import torch
 
 from deepinfer.kernels.cpu import (
     attention,
+    budget,
     chains,
     compress,
     engram,
@@ -218,6 +219,10 @@ class CpuOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return logprobs.token_logprobs(logits, targets, self.workers)
+
+    def verify_budget(self, confidences: torch.Tensor, caps: torch.Tensor, total: int) -> torch.Tensor:
+        """See ``Ops``."""
+        return budget.verify_budget(confidences, caps, total)
 
     def sample(
         self,

@@ -11,6 +11,7 @@ import torch
 from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.gpu import (
     attention,
+    budget,
     engram,
     experts,
     fake_quant,
@@ -212,6 +213,10 @@ class GpuOps(Chains):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return logprobs.token_logprobs(logits, targets)
+
+    def verify_budget(self, confidences: torch.Tensor, caps: torch.Tensor, total: int) -> torch.Tensor:
+        """See ``Ops``."""
+        return budget.verify_budget(confidences, caps, total)
 
     def sample(
         self,

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.interface import LoadExpert
+from deepinfer.kernels.reference import budget, fake_quant, hyper, indexer, records, sampling
 from deepinfer.kernels.reference import experts as expert_ops
-from deepinfer.kernels.reference import fake_quant, hyper, indexer, records, sampling
 from deepinfer.kernels.reference.attention import attention
 from deepinfer.kernels.reference.rounding import to_bf16
 
@@ -221,6 +221,10 @@ class ReferenceOps(Chains):
         tied_below = (logits == own).logical_and_(torch.arange(logits.shape[1]) < index)
         ranks = (logits > own).logical_or_(tied_below).sum(1, dtype=torch.int32)
         return logits.log_softmax(-1).gather(1, index)[:, 0], ranks
+
+    def verify_budget(self, confidences: torch.Tensor, caps: torch.Tensor, total: int) -> torch.Tensor:
+        """See ``Ops``."""
+        return budget.verify_budget(confidences, caps, total)
 
     def sample(
         self,

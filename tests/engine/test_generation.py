@@ -140,7 +140,9 @@ def test_a_kept_rectangle_that_moves_with_the_output_is_seen(
     honest = crowded(llm, PrefillMode.COMPACT)
     chunk = Sequence.chunk
     monkeypatch.setattr(
-        Sequence, "chunk", lambda self, rows: replace(chunk(self, rows), prompt_length=len(self.token_ids))
+        Sequence,
+        "chunk",
+        lambda self, rows, drafts: replace(chunk(self, rows, drafts), prompt_length=len(self.token_ids)),
     )
     assert crowded(llm, PrefillMode.COMPACT) != honest
 

@@ -11,16 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepinfer.engine.api import (
-    CacheFormat,
-    DraftRequest,
-    DraftResult,
-    EngineConfig,
-    Profile,
-    RequestFailure,
-    ScoreRequest,
-    ScoreResult,
-)
+from deepinfer.engine.api import CacheFormat, EngineConfig, Profile, RequestFailure, ScoreRequest, ScoreResult
+from deepinfer.engine.draft_request import DraftRequest, DraftResult
 from deepinfer.engine.errors import ConfigError, InputError
 from deepinfer.engine.llm import LLM
 

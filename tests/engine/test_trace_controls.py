@@ -12,14 +12,12 @@ import pytest
 import torch
 from trace_play import Trace, alone, check, core_of, packed, play, random_trace, watched
 
-from deepinfer.engine import batch
-from deepinfer.engine import core as core_module
+from deepinfer.engine import batch, step_run
 from deepinfer.engine.api import EngineConfig, GenerateRequest, PrefillMode, SamplingParams
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.snapshots import Snapshot
 from deepinfer.engine.core import CoreConfig
 from deepinfer.engine.llm import LLM
-from deepinfer.engine.sampler import Sampled
 from deepinfer.engine.scheduler import Limits, Scheduler
 from deepinfer.engine.sequence import Sequence as Sample
 from deepinfer.engine.step_plan import PlannedRows
@@ -101,7 +99,7 @@ def break_aborts(patch: pytest.MonkeyPatch) -> None:
 
 def break_seeds(patch: pytest.MonkeyPatch) -> None:
     """Draws keyed by the row."""
-    sound = core_module.sample_rows
+    sound = step_run.draw_rows
 
     def faulty(
         ops: Ops,
@@ -110,10 +108,10 @@ def break_seeds(patch: pytest.MonkeyPatch) -> None:
         seeds: Sequence[int],
         positions: Sequence[int],
         samples: Sequence[int],
-    ) -> Sampled:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return sound(ops, logits, params, [s ^ row for row, s in enumerate(seeds)], positions, samples)
 
-    patch.setattr(core_module, "sample_rows", faulty)
+    patch.setattr(step_run, "draw_rows", faulty)
 
 
 def control_trace(axis: str) -> Trace:
@@ -160,14 +158,13 @@ def test_a_fault_on_each_axis_is_found(axis: str, llm: LLM) -> None:
     with pytest.MonkeyPatch.context() as patch:
         CONTROLS[axis](patch)
         try:
-            with watched() as crowd:
-                seen = play(broken, trace)
+            crowd = watched(broken)
+            seen = play(broken, trace)
         except (AssertionError, ValueError, IndexError):
             return  # the engine itself refused
     different = False
     for request in trace.requests:
-        with watched() as single:
-            want = alone(llm, trace.mode, request, 0)
+        want, single = alone(llm, trace.mode, request, 0)
         for mine, theirs in zip(seen[request.request_id, 0], want, strict=False):
             if mine.token_id is not None:
                 key = request.params.seed or 0, 0, mine.position

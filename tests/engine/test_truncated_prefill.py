@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer.engine.api import (
-    DraftRequest,
-    DraftResult,
-    EngineConfig,
-    PrefillMode,
-    ScoreRequest,
-    ScoreResult,
-)
+from deepinfer.engine.api import EngineConfig, PrefillMode, ScoreRequest, ScoreResult
+from deepinfer.engine.draft_request import DraftRequest, DraftResult
 from deepinfer.engine.errors import ConfigError
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.prefill import PrefillRule

@@ -210,6 +210,15 @@ def _sample(ops: Ops, d: Draws, vocabulary: int, rows: int) -> Outputs:
     return ops.sample(*(part[:rows] for part in (logits, heat, mass, count, floor, words)))
 
 
+def _budget(ops: Ops, d: Draws, rows: int, size: int) -> Outputs:
+    """Products that tie, that vanish, and numbers that are no probabilities; budgets from nothing to all."""
+    confidences = d.whole(0, 5, rows, size).float() / 4
+    confidences[::3] = d.normal(*confidences[::3].shape)
+    confidences[0, -1] = float("nan")
+    caps = d.whole(0, size + 1, rows)
+    return [ops.verify_budget(confidences, caps, total) for total in (0, 1, rows, 2 * rows, rows * size)]
+
+
 def _sized(kind: str, run: Any, sizes: list[tuple[Any, ...]], small: list[tuple[Any, ...]]) -> list[Case]:
     def bound(size: tuple[Any, ...]) -> Callable[[Ops, Draws], Outputs]:
         return lambda ops, d: tuple(run(ops, d, *size))
@@ -271,5 +280,6 @@ def all_cases() -> list[Case]:
             [(4, 3, 32, 70, 16, 4, False)],
         ),
         *_sized("logprobs", _logprobs, [(40, 4096), (3, 129_280)], [(1, 200)]),
+        *_sized("budget", _budget, [(64, 5), (300, 5)], [(9, 5)]),
         *_sized("sample", _sample, [(4096, 12), (129_280, 12)], [(300, 5)]),
     ]

@@ -5,49 +5,62 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import numpy as np
-import pytest
-import torch
 
-from deepinfer.engine import core as core_module
-from deepinfer.engine.api import GenerateRequest, PrefillMode, SamplingParams, TokenRecord
+from deepinfer.engine.api import Float32Array, GenerateRequest, PrefillMode, SamplingParams, TokenRecord
+from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.core import CoreConfig, EngineCore
 from deepinfer.engine.llm import LLM
-from deepinfer.engine.prefill import prefill_rule
-from deepinfer.engine.sampler import Sampled
+from deepinfer.engine.prefill import PrefillRule, prefill_rule
 from deepinfer.engine.scheduler import Limits
-from deepinfer.kernels.interface import Ops
+from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.drafter import DraftPoint, ModelDrafter
+from deepinfer.engine.speculation.drafts import Drafts
+from deepinfer.engine.speculation.options import Speculation, SpeculationPolicy
 
 Digests = dict[tuple[int, int, int], bytes]
 """(seed, sample, position) -> digest of the whole row of logits that the token there was drawn from."""
 
 
-@contextmanager
-def watched() -> Iterator[Digests]:
-    """Digests of all logits rows that are sampled from, as they leave the head."""
+def watched(core: EngineCore) -> Digests:
+    """Digests of all logits rows that tokens are given out from, as the core goes on."""
     rows: Digests = {}
-    sound = core_module.sample_rows
 
-    def watch(
-        ops: Ops,
-        logits: torch.Tensor,
-        params: Sequence[SamplingParams],
-        seeds: Sequence[int],
-        positions: Sequence[int],
-        samples: Sequence[int],
-    ) -> Sampled:
-        for line, key in zip(logits, zip(seeds, samples, positions, strict=True), strict=True):
-            assert key not in rows, "two rows were sampled for one position"
-            rows[key] = hashlib.sha256(line.contiguous().cpu().numpy().tobytes()).digest()
-        return sound(ops, logits, params, seeds, positions, samples)
+    def watch(sequence: Sequence, position: int, line: Float32Array) -> None:
+        key = sequence.seed, sequence.sample_index, position
+        assert key not in rows, "two tokens were given out for one position"
+        rows[key] = hashlib.sha256(line.tobytes()).digest()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core_module, "sample_rows", watch)
-        yield rows
+    core.observe = watch
+    return rows
+
+
+class HalfKnown(ModelDrafter):
+    """The model's drafts, replaced by what really comes next as far as a die says so.
+
+    The model of the golden checkpoint guesses nothing; this one is as often right as wrong, at every
+    place of a block.
+    """
+
+    def __init__(self, llm: LLM, rule: PrefillRule) -> None:
+        super().__init__(llm._draft, rule)
+        self.truth: dict[tuple[str, int], list[int]] = {}
+
+    def propose(self, points: Items[DraftPoint], view: StepView) -> list[Drafts]:
+        drafts = super().propose(points, view)
+        for point, draft in zip(points, drafts, strict=True):
+            sequence = point.sequence
+            first = point.position + 1 - sequence.prompt_length
+            ahead = self.truth.get(sequence.key, [])[first : first + draft.size]
+            die = np.random.default_rng([sequence.seed & 0xFFFF, point.position])
+            right = int(die.integers(0, draft.size + 1))
+            draft.tokens[: min(right, len(ahead))] = ahead[:right]
+            draft.confidences[:] = die.random(draft.size)
+        return drafts
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,25 @@ def random_trace(seed: int) -> Trace:
         prefix_caching=bool(draw.random() < 0.8),
         max_snapshots=int(draw.choice([2, 1024])),
     )
+    core = replace(core, **random_mode(seed))
     aborts = {int(draw.integers(1, 30)): f"r{int(draw.integers(0, len(requests)))}"} if seed % 3 == 0 else {}
     return Trace(mode, core, tuple(requests), tuple(draw.integers(0, 12, len(requests)).tolist()), aborts)
+
+
+class Mode(TypedDict):
+    """How a core goes about its work; no bit may depend on it."""
+
+    speculation: Speculation
+    asynchronous: bool
+
+
+def random_mode(seed: int) -> Mode:
+    draw = np.random.default_rng([seed, 7])
+    policy = SpeculationPolicy(draw.choice(list(SpeculationPolicy)))
+    count = int(draw.integers(1, 6))
+    return Mode(
+        speculation=Speculation(policy=policy, num_drafts=count), asynchronous=bool(draw.random() < 0.5)
+    )
 
 
 def packed(record: TokenRecord) -> bytes:
@@ -119,31 +149,43 @@ def play(core: EngineCore, trace: Trace) -> dict[tuple[str, int], list[TokenReco
     return seen
 
 
-def alone(llm: LLM, mode: PrefillMode, request: GenerateRequest, sample: int) -> list[TokenRecord]:
-    """The same sample in an engine that never held anything else, in one chunk."""
+def alone(
+    llm: LLM, mode: PrefillMode, request: GenerateRequest, sample: int
+) -> tuple[list[TokenRecord], Digests]:
+    """The same sample in an engine that never held anything else, in one chunk, one token a step."""
     config = CoreConfig(
         limits=Limits(max_rows=1024, max_chunk=None, max_sequences=request.params.n),
         num_blocks=16 * request.params.n,
         prefix_caching=False,
     )
     core = EngineCore(llm._model, prefill_rule(llm.model_config, mode, None), config)
+    digests = watched(core)
     assert core.add(request) is None
     records = []
     while core.has_unfinished:
         records += [record for record in core.step() if record.sample_index == sample]
-    return records
+    return records, digests
 
 
 def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
     """Compare a trace with its requests alone; returns the number of logits rows compared."""
-    with watched() as crowd:
-        seen, compared = play(core, trace), 0
+    wanted = {
+        (request.request_id, sample): alone(llm, trace.mode, request, sample)
+        for request in trace.requests
+        for sample in range(request.params.n)
+    }
+    if core.speculation is not None and isinstance(core.speculation.drafter, HalfKnown):
+        core.speculation.drafter.truth = {
+            key: [record.token_id for record in records if record.token_id is not None]
+            for key, (records, _) in wanted.items()
+        }
+    crowd = watched(core)
+    seen, compared = play(core, trace), 0
     assert core.pool.num_used == 0, "a block is still held"
     assert len(core.scheduler.free_slots) == trace.core.limits.max_sequences
     for request in trace.requests:
         for sample in range(request.params.n):
-            with watched() as single:
-                got, want = seen[request.request_id, sample], alone(llm, trace.mode, request, sample)
+            got, (want, single) = seen[request.request_id, sample], wanted[request.request_id, sample]
             assert [bool(r.finish_reason) for r in got] == [False] * (len(got) - 1) + [True]
             if got[-1].finish_reason == "abort":
                 got = got[:-1]
@@ -159,4 +201,5 @@ def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
 
 
 def core_of(llm: LLM, trace: Trace) -> EngineCore:
-    return EngineCore(llm._model, prefill_rule(llm.model_config, trace.mode, None), trace.core)
+    rule = prefill_rule(llm.model_config, trace.mode, None)
+    return EngineCore(llm._model, rule, trace.core, HalfKnown(llm, rule))

@@ -35,7 +35,8 @@ print(digest.hexdigest())
 
 MODEL = """
 import hashlib, numpy as np
-from deepinfer.engine.api import DraftRequest, EngineConfig, ScoreRequest
+from deepinfer.engine.api import EngineConfig, ScoreRequest
+from deepinfer.engine.draft_request import DraftRequest
 from deepinfer.engine.llm import LLM
 ids = np.random.default_rng(12).integers(4, 4000, 300).tolist()
 llm = LLM(None, EngineConfig(num_threads={threads}))

@@ -13,8 +13,6 @@ import numpy.typing as npt
 import pytest
 
 from deepinfer.engine.api import (
-    DraftRequest,
-    DraftResult,
     EngineConfig,
     GenerateRequest,
     PrefillMode,
@@ -23,6 +21,7 @@ from deepinfer.engine.api import (
     ScoreResult,
 )
 from deepinfer.engine.config import load_model_config
+from deepinfer.engine.draft_request import DraftRequest, DraftResult
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.verify.checks import yoco_metadata
 from deepinfer.verify.context import CheckContext

@@ -12,16 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepinfer.engine.api import (
-    CacheFormat,
-    DraftRequest,
-    DraftResult,
-    EngineConfig,
-    Profile,
-    RequestFailure,
-    ScoreRequest,
-    ScoreResult,
-)
+from deepinfer.engine.api import CacheFormat, EngineConfig, Profile, RequestFailure, ScoreRequest, ScoreResult
+from deepinfer.engine.draft_request import DraftRequest, DraftResult
 from deepinfer.engine.errors import InputError
 from deepinfer.verify.checks import reference
 from deepinfer.verify.context import CheckContext

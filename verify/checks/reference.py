@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from deepinfer.engine.api import CacheFormat, DraftRequest, Profile, RequestFailure, ScoreRequest
+from deepinfer.engine.api import CacheFormat, Profile, RequestFailure, ScoreRequest
+from deepinfer.engine.draft_request import DraftRequest
 from deepinfer.verify.check import Check
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.deviation import Deviation, draft_deviations, score_deviations

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deepinfer.engine.api import DraftRequest, PrefillMode
+from deepinfer.engine.api import PrefillMode
+from deepinfer.engine.draft_request import DraftRequest
 from deepinfer.verify.case import Ask, Case, Trial, settings
 from deepinfer.verify.case_check import run_cases
 from deepinfer.verify.check import Check, Tier

@@ -218,7 +218,7 @@ SAMPLING_FAULTS = (
     _fault(
         "temperature-of-the-first-row",
         "all rows are sampled with the parameters of the first one",
-        "engine.sampler:sample_rows",
+        "engine.sampler:draw_rows",
         "torch.tensor([p.temperature for p in params], dtype=torch.float32)",
         "torch.tensor([p.temperature * (1 + row) for row, p in enumerate(params)], dtype=torch.float32)",
         "seeds",

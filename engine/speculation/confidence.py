@@ -1,0 +1,70 @@
+"""Verifies the drafts that pay: as many as give the most tokens a second, the likeliest first.
+
+A draft is reached and accepted with the product of the confidences up to it. So a step with the d likeliest
+drafts gives n tokens and the sum of those products, in the time that steps of n + d rows have taken lately;
+the best d is the budget, and ``Ops.verify_budget`` shares it out. Where even the best does not beat plain
+steps, nothing is drafted for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+import torch
+
+from deepinfer.engine.api import Float32Array
+from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.costs import StepCosts
+from deepinfer.engine.speculation.pauses import Drafting, Pauses
+from deepinfer.engine.speculation.timing import StepTiming
+from deepinfer.kernels.interface import Ops
+
+
+class ConfidenceDrafts:
+    """See ``DraftPolicy``."""
+
+    def __init__(self, ops: Ops, num_drafts: int) -> None:
+        """``num_drafts``: most drafts of a sequence."""
+        self._ops, self._most = ops, num_drafts
+        self._plain, self._verifying, self._drafting = StepCosts(), StepCosts(), StepCosts()
+        self._pauses = Pauses()
+
+    def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
+        """See ``DraftPolicy``."""
+        caps = np.array([min(self._most, s.num_useful_drafts) for s in sequences], np.int64)
+        if room <= 0 or not caps.any():
+            return [0] * len(sequences)
+        confidences = np.zeros((len(sequences), self._most), np.float32)
+        for row, sequence in enumerate(sequences):
+            given = sequence.drafts.confidences[: self._most]
+            confidences[row, : len(given)] = given
+        total = min(room, self._budget(confidences, caps))
+        shares = self._ops.verify_budget(torch.from_numpy(confidences), torch.from_numpy(caps), total)
+        given_out: list[int] = shares.tolist()
+        return given_out
+
+    def _budget(self, confidences: Float32Array, caps: np.ndarray) -> int:
+        """The number of drafts with the most expected tokens a second; the smallest of equals."""
+        survival = np.multiply.accumulate(confidences, axis=1)
+        ranked = np.sort(survival[np.arange(survival.shape[1]) < caps[:, None]])[::-1]
+        num_sequences = len(caps)
+        tokens = num_sequences + np.concatenate([[0.0], np.cumsum(ranked, dtype=np.float64)])
+        seconds = self._verifying.curve(num_sequences, len(tokens))
+        seconds = seconds + self._drafting.curve(num_sequences, 1)[0]
+        return int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
+
+    def mode(self, num_sequences: int) -> Drafting:
+        """See ``DraftPolicy``."""
+        return self._pauses.mode(num_sequences)
+
+    def learn(self, timing: StepTiming) -> None:
+        """See ``DraftPolicy``."""
+        if not timing.is_drafting:
+            self._plain.learn(timing.num_rows, timing.run_s)
+            self._pauses.plain_step(timing.num_sequences)
+            return
+        self._verifying.learn(timing.num_rows, timing.run_s)
+        self._drafting.learn(timing.num_sequences, timing.draft_s)
+        plain_s = float(self._plain.curve(timing.num_sequences, 1)[0])
+        self._pauses.drafting_step(timing, plain_s)

@@ -1,0 +1,104 @@
+"""Where drafts come from: the model's own draft stages, or a continuation that is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from deepinfer.engine.batch import Step
+from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.model.draft import Anchors, Draft
+from deepinfer.engine.prefill import PrefillRule
+from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.drafts import Drafts
+from deepinfer.engine.transfer import fetched, moved
+
+
+@dataclass(frozen=True)
+class DraftPoint:
+    """A sequence whose next token is known and not yet computed.
+
+    Attributes:
+        sequence: the sequence; its slot holds the context.
+        golden: the known token.
+        position: its position.
+    """
+
+    sequence: Sequence
+    golden: int
+    position: int
+
+
+class Drafter(Protocol):
+    """A source of drafts. What it proposes moves speed and no bit: a wrong draft is a wasted row."""
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether it wants the features of every computed row, and rings to keep them in."""
+
+    def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
+        """Keep what drafting needs of the rows that the decoder computed: features [T', targets * D]."""
+
+    def propose(self, points: Items[DraftPoint], view: StepView) -> list[Drafts]:
+        """Draft a block behind each point; there is at least one."""
+
+
+class ModelDrafter:
+    """DSpark: the draft stages of the checkpoint (model.md section 7)."""
+
+    reads_features = True
+
+    def __init__(self, draft: Draft, rule: PrefillRule) -> None:
+        """``rule`` says which context rows of a truncated prompt exist."""
+        self._draft, self._rule = draft, rule
+
+    def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
+        """Write the context latents of all rows; those of rejected rows are overwritten before use."""
+        self._draft.write_context(features, step.decoder, view)
+
+    def propose(self, points: Items[DraftPoint], view: StepView) -> list[Drafts]:
+        """One pass over all blocks together."""
+        size = self._draft.config.dspark_block_size
+        self._draft.target.reserve(max(point.position for point in points) + size)
+        columns = [(p.golden, p.position, p.sequence.slot, self._first_context(p.sequence)) for p in points]
+        anchors = Anchors(*torch.tensor(columns, dtype=torch.int64).T.contiguous())
+        out = self._draft.propose(moved(anchors, view.ops.device), view.caches)
+        tokens, confidences = fetched(out.tokens[:, 1:], out.confidences)
+        return [Drafts(*row) for row in zip(tokens.numpy(), confidences.numpy(), strict=True)]
+
+    def _first_context(self, sequence: Sequence) -> int:
+        return max(self._rule.low(sequence.prompt_length), sequence.draft_from)
+
+
+class KnownContinuation:
+    """Drafts from a text that is already known: a quotation, an edit, or an upper bound in a benchmark.
+
+    With the true continuation every draft is accepted, which shows what verification itself costs.
+    """
+
+    reads_features = False
+
+    def __init__(self, continuations: Mapping[tuple[str, int], Items[int]], block_size: int) -> None:
+        """``continuations[request_id, sample_index]`` are the expected output tokens."""
+        self._size = block_size
+        self._texts = {key: np.array(ids, np.int64) for key, ids in continuations.items()}
+
+    def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
+        """Nothing to keep."""
+
+    def propose(self, points: Items[DraftPoint], view: StepView) -> list[Drafts]:
+        """What the text says comes next, sure of it; token 0 without confidence past its end."""
+        tokens = np.zeros((len(points), self._size), np.int64)
+        confidences = np.zeros((len(points), self._size), np.float32)
+        for row, point in enumerate(points):
+            known = self._texts.get(point.sequence.key, np.empty(0, np.int64))
+            first = point.position + 1 - point.sequence.prompt_length
+            ahead = known[first : first + self._size]
+            tokens[row, : len(ahead)] = ahead
+            confidences[row, : len(ahead)] = 1.0
+        return [Drafts(*row) for row in zip(tokens, confidences, strict=True)]

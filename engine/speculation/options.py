@@ -1,0 +1,37 @@
+"""How much to speculate; bits never depend on any of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SpeculationPolicy(StrEnum):
+    """``off``: one token a step; ``fixed``: verify so many drafts; ``confidence``: as many as pay."""
+
+    OFF = "off"
+    FIXED = "fixed"
+    CONFIDENCE = "confidence"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """How many drafted tokens a step verifies.
+
+    Attributes:
+        policy: who decides on the number.
+        num_drafts: most drafts of a sequence that a step verifies; ``None`` is the model's block size, and it
+            can be no more.
+    """
+
+    policy: SpeculationPolicy = SpeculationPolicy.OFF
+    num_drafts: int | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is drafted at all."""
+        return self.policy is not SpeculationPolicy.OFF
+
+
+NO_SPECULATION = Speculation()
+"""One token a step."""

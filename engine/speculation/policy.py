@@ -1,0 +1,69 @@
+"""How many drafts of each sequence a step verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+from deepinfer.engine.errors import ConfigError
+from deepinfer.engine.model_config import ModelConfig
+from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.confidence import ConfidenceDrafts
+from deepinfer.engine.speculation.options import Speculation, SpeculationPolicy
+from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import StepTiming
+from deepinfer.kernels.interface import Ops
+
+
+class DraftPolicy(Protocol):
+    """Shares the rows of a step that are free for drafts."""
+
+    def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
+        """Drafts of each decoding sequence, at most ``num_useful_drafts`` each and ``room`` together."""
+
+    def mode(self, num_sequences: int) -> Drafting:
+        """What a step in which so many sequences decode does for the drafts of the next one."""
+
+    def learn(self, timing: StepTiming) -> None:
+        """A step without rows of prompts took so long."""
+
+
+class FixedDrafts:
+    """The same number for every sequence, as long as there is room."""
+
+    def __init__(self, num_drafts: int) -> None:
+        """``num_drafts`` is the number."""
+        self._num_drafts = num_drafts
+
+    def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
+        """See ``DraftPolicy``."""
+        given = []
+        for sequence in sequences:
+            share = min(self._num_drafts, sequence.num_useful_drafts, room)
+            given.append(share)
+            room -= share
+        return given
+
+    def mode(self, num_sequences: int) -> Drafting:
+        """Always on."""
+        return Drafting.ON
+
+    def learn(self, timing: StepTiming) -> None:
+        """Nothing to learn."""
+
+
+def draft_policy(speculation: Speculation, config: ModelConfig, ops: Ops) -> DraftPolicy:
+    """The policy that the options name.
+
+    Raises:
+        ConfigError: more drafts than the model's block holds, or a model without draft stages.
+    """
+    size = config.dspark_block_size if config.num_nextn_predict_layers else 0
+    if size == 0:
+        raise ConfigError("speculation: the checkpoint has no draft stages; switch it off")
+    count = size if speculation.num_drafts is None else speculation.num_drafts
+    if not 1 <= count <= size:
+        raise ConfigError(f"speculation: {count} drafts a step; this model drafts blocks of 1 to {size}")
+    if speculation.policy is SpeculationPolicy.CONFIDENCE:
+        return ConfidenceDrafts(ops, count)
+    return FixedDrafts(count)

@@ -1,0 +1,75 @@
+"""What came of the drafts: acceptance by place, rows wasted, and how far confidences can be believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deepinfer.engine.api import Float32Array
+from deepinfer.engine.step_plan import Int64
+
+NUM_BINS = 10
+
+
+@dataclass
+class DraftStats:
+    """Counters since the start; arrays have one place per draft of a block.
+
+    Attributes:
+        block_size: B.
+        num_answers: decode steps of sequences.
+        num_tokens: tokens that they gave.
+        num_verified: int64 [B], drafts that had a row.
+        num_reached: int64 [B], those whose predecessors were all accepted.
+        num_accepted: int64 [B], those that were accepted themselves.
+        bin_count, bin_accepted: int64 [NUM_BINS], reached drafts by confidence, and how many were accepted.
+        bin_confidence: float64 [NUM_BINS], sum of their confidences.
+    """
+
+    block_size: int
+    num_answers: int = 0
+    num_tokens: int = 0
+    num_verified: Int64 = field(init=False)
+    num_reached: Int64 = field(init=False)
+    num_accepted: Int64 = field(init=False)
+    bin_count: Int64 = field(init=False)
+    bin_accepted: Int64 = field(init=False)
+    bin_confidence: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        """All zero."""
+        self.num_verified, self.num_reached, self.num_accepted = np.zeros((3, self.block_size), np.int64)
+        self.bin_count, self.bin_accepted = np.zeros((2, NUM_BINS), np.int64)
+        self.bin_confidence = np.zeros(NUM_BINS)
+
+    def count(self, num_drafts: int, num_accepted: int, confidences: Float32Array) -> None:
+        """A sequence had ``num_drafts`` drafted rows, of which the first ``num_accepted`` were accepted."""
+        self.num_answers += 1
+        self.num_tokens += num_accepted + 1
+        self.num_verified[:num_drafts] += 1
+        self.num_accepted[:num_accepted] += 1
+        reached = min(num_accepted + 1, num_drafts)
+        self.num_reached[:reached] += 1
+        for place in range(reached):
+            confidence = float(confidences[place])
+            number = min(int(confidence * NUM_BINS), NUM_BINS - 1)
+            self.bin_count[number] += 1
+            self.bin_accepted[number] += place < num_accepted
+            self.bin_confidence[number] += confidence
+
+    @property
+    def rows_wasted(self) -> int:
+        """Drafted rows that gave no token."""
+        return int(self.num_verified.sum() - self.num_accepted.sum())
+
+    @property
+    def accepted_length(self) -> float:
+        """Mean tokens of a decode step of a sequence: accepted drafts and one more."""
+        return self.num_tokens / max(1, self.num_answers)
+
+    @property
+    def calibration_error(self) -> float:
+        """Expected calibration error: distance of confidence and acceptance, bins weighted by their count."""
+        total = int(self.bin_count.sum())
+        return float(np.abs(self.bin_confidence - self.bin_accepted).sum() / total) if total else 0.0

@@ -1,0 +1,190 @@
+"""One step on the model: forward pass, prompt scores, sampling, acceptance of drafts, the next drafts.
+
+Everything here may run while the scheduler plans the step after it, so it reads sequences and changes none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from deepinfer.engine.batch import Step
+from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.logprobs import HiddenRows, fill_sheets
+from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.sampler import Sampled, describe_rows, draw_rows
+from deepinfer.engine.scheduler import Share
+from deepinfer.engine.speculation.acceptance import emitted_rows
+from deepinfer.engine.speculation.drafter import Drafter, DraftPoint
+from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
+from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.step_plan import Int64
+from deepinfer.engine.stopping import is_stop_token
+from deepinfer.engine.torch_threads import torch_threads_of
+from deepinfer.engine.transfer import fetched, moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a step found for one sequence.
+
+    Attributes:
+        share: the sequence and its rows.
+        token_ids: accepted drafts and one more, cut behind a stop token.
+        first_row: their first row in ``StepResult.sampled``.
+        num_accepted: drafts that were what the sampler chose, also behind a stop token.
+        is_over: whether the last token ends the sequence, by itself or by its number.
+        verified: the drafts that the step looked at, and those it had no row for.
+        drafts: what may come next.
+    """
+
+    share: Share
+    token_ids: tuple[int, ...]
+    first_row: int
+    num_accepted: int
+    is_over: bool
+    verified: Drafts = NO_DRAFTS
+    drafts: Drafts = NO_DRAFTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """Results of a step.
+
+    Attributes:
+        answers: of the sequences whose known tokens are all computed, in packed order.
+        sampled: one row per accepted draft and one more for every answer, answer by answer.
+        logits: float32 [rows of ``sampled``, V], what they were drawn from.
+        run_s, draft_s: seconds up to the answers, and of drafting after them.
+    """
+
+    answers: tuple[Answer, ...] = ()
+    sampled: Sampled | None = None
+    logits: torch.Tensor | None = None
+    run_s: float = 0.0
+    draft_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """A step that is ready to run."""
+
+    model: Transformer
+    drafter: Drafter | None
+    shares: tuple[Share, ...]
+    step: Step
+    view: StepView
+    drafting: Drafting = Drafting.ON
+
+    def __call__(self) -> StepResult:
+        """Run it."""
+        with torch_threads_of(self.model.ops):
+            return self._run()
+
+    def _run(self) -> StepResult:
+        started_s = time.perf_counter()
+        reads_features = (
+            self.drafter is not None and self.drafting is not Drafting.PAUSED and self.drafter.reads_features
+        )
+        hidden = self.model.forward(self.step, self.view, reads_features)
+        if self.drafter is not None and hidden.features is not None:
+            self.drafter.remember(hidden.features, self.step, self.view)
+        self._score_prompts(hidden.normed)
+        complete = [i for i, share in enumerate(self.shares) if share.is_complete]
+        if not complete:
+            return StepResult()
+        sampled, rows, logits = self._sample(complete, hidden.normed)
+        answers = self._answers([self.shares[i] for i in complete], sampled, rows)
+        run_s = time.perf_counter() - started_s
+        if self.drafter is not None and self.drafting is Drafting.ON:
+            answers = self._with_drafts(self.drafter, answers)
+        return StepResult(
+            answers=tuple(answers),
+            sampled=sampled,
+            logits=logits,
+            run_s=run_s,
+            draft_s=time.perf_counter() - started_s - run_s,
+        )
+
+    def _score_prompts(self, normed: torch.Tensor) -> None:
+        """Score the rows of the step that predict a prompt token somebody asked about."""
+        sheets = [share.sequence.sheet for share in self.shares]
+        if not any(sheets):
+            return
+        rows = self.step.plan.decoder
+        ends = np.array([0 if sheet is None else len(sheet.token_ids) - 1 for sheet in sheets])
+        picked = np.flatnonzero(rows.positions < ends[rows.chunk])
+        fill_sheets(self.model, HiddenRows(normed, rows.chunk, rows.positions), sheets, picked)
+
+    def _sample(
+        self, complete: Items[int], normed: torch.Tensor
+    ) -> tuple[Sampled, list[Int64], torch.Tensor]:
+        """Draw a token for the last known row and every drafted row of the given shares; keep what stands."""
+        shares = [self.shares[i] for i in complete]
+        ends = np.searchsorted(self.step.plan.decoder.chunk, complete, side="right")  # sorted by chunk
+        last = [np.arange(end - 1 - s.num_drafts, end) for end, s in zip(ends, shares, strict=True)]
+        device = self.model.ops.device
+        logits = self.model.logits(normed[moved(torch.from_numpy(np.concatenate(last)), device)])
+        owners = [(s.sequence, j) for s in shares for j in range(1 + s.num_drafts)]
+        params = [sequence.request.params for sequence, _ in owners]
+        positions = [sequence.num_tokens + j for sequence, j in owners]
+        ids, processed = draw_rows(
+            self.model.ops,
+            logits,
+            params,
+            [sequence.seed for sequence, _ in owners],
+            positions,
+            [sequence.sample_index for sequence, _ in owners],
+        )
+        rows = [np.array([row]) for row in range(len(owners))]
+        if len(owners) > len(shares):  # else nothing has to be waited for yet
+            drafts = [s.sequence.drafts.tokens[: s.num_drafts] for s in shares]
+            rows = emitted_rows(fetched(ids)[0].numpy(), drafts)
+        kept = np.concatenate(rows)
+        if len(kept) < len(owners):
+            picked = moved(torch.from_numpy(kept), device)
+            logits, ids, processed = logits[picked], ids[picked], processed[picked]
+            params, positions = [params[row] for row in kept], [positions[row] for row in kept]
+        sampled = describe_rows(self.model.ops, logits, ids, processed, params, positions)
+        return sampled, rows, logits
+
+    def _answers(self, shares: Items[Share], sampled: Sampled, rows: Items[Int64]) -> list[Answer]:
+        eos_token_id = self.model.config.eos_token_id
+        answers, first = [], 0
+        for share, mine in zip(shares, rows, strict=True):
+            sequence, tokens = share.sequence, sampled.token_ids[first : first + len(mine)].tolist()
+            stops = [is_stop_token(sequence.request.params, token, eos_token_id) for token in tokens]
+            has_stopped = any(stops)
+            if has_stopped:
+                tokens = tokens[: stops.index(True) + 1]
+            answers.append(
+                Answer(
+                    share=share,
+                    token_ids=tuple(tokens),
+                    first_row=first,
+                    num_accepted=len(mine) - 1,
+                    verified=sequence.drafts,
+                    is_over=has_stopped or sequence.num_tokens + len(tokens) >= sequence.max_tokens,
+                )
+            )
+            first += len(mine)
+        return answers
+
+    def _with_drafts(self, drafter: Drafter, answers: list[Answer]) -> list[Answer]:
+        """Draft behind every sequence that goes on for more than one token."""
+        points, drafted = [], []
+        for number, answer in enumerate(answers):
+            sequence = answer.share.sequence
+            num_tokens = sequence.num_tokens + len(answer.token_ids)
+            if not answer.is_over and num_tokens + 1 < sequence.max_tokens:
+                points.append(DraftPoint(sequence, answer.token_ids[-1], num_tokens - 1))
+                drafted.append(number)
+        if points:
+            found = drafter.propose(points, self.view)
+            for number, drafts in zip(drafted, found, strict=True):
+                answers[number] = replace(answers[number], drafts=drafts)
+        return answers
