@@ -10,17 +10,17 @@ import pytest
 from speculation_play import FIXED, LIMITS, finished, requests, stopping, trace
 from trace_play import HalfKnown, Trace, alone, core_of, packed, play, watched
 
+from deepinfer.engine import batch, step_run
 from deepinfer.engine import core as core_module
-from deepinfer.engine import step_run
 from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.cache.caches import default_ring
-from deepinfer.engine.cache.pending import PendingHalves
 from deepinfer.engine.core import CoreConfig, EngineCore
 from deepinfer.engine.emission import Ending
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.speculation import acceptance
-from deepinfer.engine.step_plan import Int64
+from deepinfer.engine.step_plan import StepPlan
+from deepinfer.engine.step_records import GroupPlan
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,14 @@ def small_ring(patch: pytest.MonkeyPatch) -> None:
 
 def one_half(patch: pytest.MonkeyPatch) -> None:
     """A compressor that keeps the half of the last row only, accepted or not."""
-    sound = PendingHalves.waiting
+    sound = batch.plan_groups
 
-    def last_only(self: PendingHalves, positions: Int64, last: Int64) -> Int64:
-        rows = sound(self, positions, last)
-        return rows[positions[rows] == last[rows]]
+    def last_only(plan: StepPlan, ratio: int, max_drafts: int) -> GroupPlan:
+        found, rows = sound(plan, ratio, max_drafts), plan.encoder
+        kept = rows.positions[found.halves] == rows.last[found.halves]
+        return replace(found, halves=found.halves[kept], waiting=found.waiting[kept])
 
-    patch.setattr(PendingHalves, "waiting", last_only)
+    patch.setattr(batch, "plan_groups", last_only)
 
 
 def remembered(patch: pytest.MonkeyPatch) -> None:
