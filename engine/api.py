@@ -45,6 +45,7 @@ class EngineConfig:
         backend: kernel set, ``cpu`` or ``triton`` (batch-invariant, each on its device) or ``reference``
             (plain torch, meaning not bits).
         asynchronous: plan a step while the one before it runs; bits never depend on it.
+        cuda_graphs: record small steps on a CUDA device and play them; bits never depend on it.
         speculation: how many drafted tokens a decode step verifies; bits never depend on it.
     """
 
@@ -61,6 +62,7 @@ class EngineConfig:
     device: Device = Device.CPU
     speculation: Speculation = NO_SPECULATION
     asynchronous: bool = False
+    cuda_graphs: bool = True
     backend: str = "cpu"
 
 

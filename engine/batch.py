@@ -20,6 +20,21 @@ from deepinfer.engine.step_records import (
 from deepinfer.engine.transfer import Movable, moved
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """Shapes that steps share, see ``step_padding``.
+
+    Attributes:
+        num_rows: rows, padding included.
+        entries: (ratio, room for entries of all sequences, room for those of the longest), by ratio.
+        is_shared: whether the decoder layers read the encoder's rows.
+    """
+
+    num_rows: int
+    entries: tuple[tuple[int, int, int], ...]
+    is_shared: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows(Movable):
     """Rows of one half of the model, see ``PlannedRows`` and ``RowRecords``; ``plan`` stays in numpy."""
@@ -42,7 +57,6 @@ class Groups(Movable):
 
     longest: int
     records: torch.Tensor
-    completing: torch.Tensor
     starts: torch.Tensor
     writes: torch.Tensor
     pairs: torch.Tensor
@@ -52,7 +66,7 @@ class Groups(Movable):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Movable):
-    """``StepPlan`` as tensors; ``groups`` by compress ratio."""
+    """``StepPlan`` as tensors; ``groups`` by compress ratio, ``bucket`` if padding rows follow."""
 
     plan: StepPlan
     token_ids: torch.Tensor
@@ -60,6 +74,7 @@ class Step(Movable):
     kept: torch.Tensor
     own_decoder: Rows | None
     groups: dict[int, Groups]
+    bucket: Bucket | None = None
 
     @property
     def decoder(self) -> Rows:
@@ -79,11 +94,12 @@ class Step(Movable):
 
 def build_step(chunks: Sequence[Chunk], rule: PrefillRule, layout: StepLayout, device: torch.device) -> Step:
     """Plan a step (see ``plan_step``) and put what the layers read on ``device``."""
-    return moved(step_tensors(plan_step(chunks, rule, layout.history), layout), device)
+    return moved(host_step(chunks, rule, layout), device)
 
 
-def step_tensors(plan: StepPlan, layout: StepLayout) -> Step:
-    """The CPU tensors of a planned step."""
+def host_step(chunks: Sequence[Chunk], rule: PrefillRule, layout: StepLayout) -> Step:
+    """A planned step with its tensors on the CPU."""
+    plan = plan_step(chunks, rule, layout.history)
     groups = {ratio: plan_groups(plan, ratio, layout.max_drafts) for ratio in layout.ratios}
     slots = np.array([chunk.slot for chunk in plan.chunks], np.int64)
     is_shared = plan.decoder is plan.encoder
@@ -116,7 +132,6 @@ def _groups(group: GroupPlan) -> Groups:
     return Groups(
         longest=group.longest,
         records=torch.from_numpy(group.records),
-        completing=torch.from_numpy(group.completing),
         starts=torch.from_numpy(group.starts),
         writes=torch.from_numpy(group.writes),
         pairs=torch.from_numpy(group.pairs),

@@ -17,7 +17,7 @@ from deepinfer.engine.api import (
     TokenRecord,
 )
 from deepinfer.engine.asynchrony import Inline, Runner, Worker
-from deepinfer.engine.batch import build_step
+from deepinfer.engine.batch import host_step
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
 from deepinfer.engine.cache.prefix_tree import PrefixTree
@@ -38,9 +38,11 @@ from deepinfer.engine.speculation.options import NO_SPECULATION, Speculation
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.speculation.policy import draft_policy
 from deepinfer.engine.speculation.stats import DraftStats
+from deepinfer.engine.step_graphs import StepGraphs
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.step_records import boundaries
 from deepinfer.engine.step_run import Answer, StepResult, StepRun
+from deepinfer.engine.transfer import moved
 
 Observer = Callable[[Sequence, int, Float32Array], None]
 """Shown each sample, a position, and the raw logits row [V], its own copy, of the token chosen there."""
@@ -57,6 +59,7 @@ class CoreConfig:
         max_snapshots: most block boundaries that a later prompt can resume at.
         speculation: how many drafted tokens a step verifies.
         asynchronous: plan a step while the one before it runs.
+        graphs: record small steps where the kernels can be recorded.
     """
 
     limits: Limits
@@ -65,6 +68,7 @@ class CoreConfig:
     max_snapshots: int = 1024
     speculation: Speculation = NO_SPECULATION
     asynchronous: bool = False
+    graphs: bool = False
 
 
 class EngineCore:
@@ -102,6 +106,9 @@ class EngineCore:
             draft_policy=None if self.speculation is None else self.speculation.policy,
         )
         self.max_length = min(model.config.max_position_embeddings, config.num_blocks * BLOCK_TOKENS)
+        self.graphs: StepGraphs | None = None
+        if config.graphs and model.ops.can_be_recorded:
+            self.graphs = StepGraphs(model, self.caches, self.max_length + model.config.dspark_block_size + 1)
         self.observe: Observer | None = None
         self._live: dict[tuple[str, int], Sequence] = {}
         self._num_added = 0
@@ -181,7 +188,8 @@ class EngineCore:
             return False
         chunks = [share.sequence.chunk(share.num_rows, share.num_drafts) for share in shares]
         self.model.reserve(max(chunk.end for chunk in chunks))
-        step = build_step(chunks, self.rule, self.layout, self.model.ops.device)
+        host = host_step(chunks, self.rule, self.layout)
+        step = moved(host, self.model.ops.device) if self.graphs is None else self.graphs.place(host)
         view = StepView(self.caches, step, self.model.ops, self._num_snapshot_layers)
         for share in shares:
             share.sequence.num_in_flight = share.num_rows
@@ -189,7 +197,7 @@ class EngineCore:
         drafter, drafting = None, Drafting.PAUSED
         if self.speculation is not None:
             drafter, drafting = self.speculation.drafter, self.speculation.mode(shares)
-        wait = self._runner.start(StepRun(self.model, drafter, shares, step, view, drafting))
+        wait = self._runner.start(StepRun(self.model, drafter, shares, step, view, drafting, self.graphs))
         self._in_flight = InFlight(shares, step, view, drafting, wait)
         return True
 

@@ -170,6 +170,7 @@ class LLM:
             prefix_caching=config.prefix_caching,
             speculation=config.speculation,
             asynchronous=config.asynchronous,
+            graphs=config.cuda_graphs,
         )
         return EngineCore(self._model, self.rule, sizes, self._drafter)
 

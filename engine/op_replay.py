@@ -77,6 +77,8 @@ def tensors_of(result: Any) -> tuple[torch.Tensor, ...]:
 class _CapturingOps:
     """A kernel set that keeps the first call of every op and shape."""
 
+    can_be_recorded = False  # every call is looked at
+
     def __init__(self, ops: Ops, calls: dict[tuple[Any, ...], OpCall]) -> None:
         self._ops, self._calls = ops, calls
 

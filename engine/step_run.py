@@ -15,13 +15,14 @@ import torch
 from deepinfer.engine.batch import Step
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.logprobs import HiddenRows, fill_sheets
-from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.model.transformer import Hidden, Transformer
 from deepinfer.engine.sampler import Sampled, describe_rows, draw_rows
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.acceptance import emitted_rows
 from deepinfer.engine.speculation.drafter import Drafter, DraftPoint
 from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
 from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.step_graphs import StepGraphs
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.stopping import is_stop_token
 from deepinfer.engine.torch_threads import torch_threads_of
@@ -79,6 +80,7 @@ class StepRun:
     step: Step
     view: StepView
     drafting: Drafting = Drafting.ON
+    graphs: StepGraphs | None = None
 
     def __call__(self) -> StepResult:
         """Run it."""
@@ -90,7 +92,7 @@ class StepRun:
         reads_features = (
             self.drafter is not None and self.drafting is not Drafting.PAUSED and self.drafter.reads_features
         )
-        hidden = self.model.forward(self.step, self.view, reads_features)
+        hidden = self._forward(reads_features)
         if self.drafter is not None and hidden.features is not None:
             self.drafter.remember(hidden.features, self.step, self.view)
         self._score_prompts(hidden.normed)
@@ -109,6 +111,11 @@ class StepRun:
             run_s=run_s,
             draft_s=time.perf_counter() - started_s - run_s,
         )
+
+    def _forward(self, with_features: bool) -> Hidden:
+        if self.graphs is not None:
+            return self.graphs.forward(self.step, self.view, with_features)
+        return self.model.forward(self.step, self.view, with_features)
 
     def _score_prompts(self, normed: torch.Tensor) -> None:
         """Score the rows of the step that predict a prompt token somebody asked about."""

@@ -17,6 +17,7 @@ import torch
 
 from deepinfer.engine.batch import Step
 from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.model.engram import Memory
 from deepinfer.engine.model.transformer import Hidden, Transformer
 from deepinfer.engine.op_trace import Tracer
 from deepinfer.engine.tracing import Probe, no_probe
@@ -31,6 +32,8 @@ _PLACES = {"window_slots", "main_slots", "rows", "base", "targets"}
 
 class TracedOps:
     """A kernel set whose calls are recorded; works for any op, also for ones that do not exist yet."""
+
+    can_be_recorded = False  # every call is looked at
 
     def __init__(self, ops: Ops, tracer: Tracer, *, open_chains: bool) -> None:
         """Calls go to ``ops``; ``open_chains`` runs a chain op by op, to see inside it."""
@@ -127,7 +130,12 @@ class TracedModel(Transformer):
         self._tracer = tracer
 
     def forward(
-        self, step: Step, view: StepView, with_features: bool = False, probe: Probe = no_probe
+        self,
+        step: Step,
+        view: StepView,
+        with_features: bool = False,
+        probe: Probe = no_probe,
+        memories: dict[int, Memory] | None = None,
     ) -> Hidden:
         """See ``Transformer``."""
         tracer = self._tracer
@@ -137,7 +145,7 @@ class TracedModel(Transformer):
             tracer.probe(name, layer, value)
             probe(name, layer, value)
 
-        hidden = super().forward(step, view, with_features, both)
+        hidden = super().forward(step, view, with_features, both, memories)
         tracer.end(self.config.num_hidden_layers)
         return hidden
 

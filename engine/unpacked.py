@@ -31,6 +31,8 @@ class _Unpacked:
 class UnpackedOps:
     """A kernel set whose records live as float32 beside their packed bytes."""
 
+    can_be_recorded = False  # rows without a record are found on the host
+
     def __init__(self, ops: Ops) -> None:
         """Every other op is that of ``ops``."""
         self._ops = ops

@@ -50,6 +50,10 @@ class Ops(Protocol):
         """Where operands lie and results appear."""
 
     @property
+    def can_be_recorded(self) -> bool:
+        """Whether ops only launch work on a CUDA device, so that a graph may record them."""
+
+    @property
     def round_caches(self) -> bool:
         """Whether ``mxfp8_``, ``mxfp4_`` and ``fp4_`` round; off is for comparisons with references."""
 

@@ -13,15 +13,16 @@ from deepinfer.engine.step_records import half_depth
 
 
 class PendingHalves:
-    """Values and scores of waiting tokens, float32 [slots * depth, C] each."""
+    """Values and scores of waiting tokens, float32 [slots * depth + 1, C] each."""
 
     def __init__(
         self, num_slots: int, width: int, max_drafts: int, device: torch.device | None = None
     ) -> None:
         """Allocate for steps that may take back up to ``max_drafts`` rows of a sequence."""
         self._depth = half_depth(max_drafts)
-        self.values = torch.zeros(num_slots * self._depth, width, device=device)
-        self.scores = torch.zeros(num_slots * self._depth, width, device=device)
+        # the last place is nobody's: padding rows write there
+        self.values = torch.zeros(num_slots * self._depth + 1, width, device=device)
+        self.scores = torch.zeros(num_slots * self._depth + 1, width, device=device)
 
     @property
     def bytes_per_slot(self) -> int:

@@ -81,6 +81,11 @@ class RecordPool:
             records = self.buffer.view(num_groups, per_group, record.num_bytes)
             self.data, self.scales = records[..., : record.data_bytes], records[..., record.data_bytes :]
 
+    @property
+    def records(self) -> torch.Tensor:
+        """All records uint8 [groups, per_group, bytes], for formats that keep codes and scales together."""
+        return self.buffer.view(self.buffer.shape[0], self.per_group, self.record.num_bytes)
+
     def store(self, ops: Ops, values: torch.Tensor, rows: torch.Tensor) -> None:
         """Write float32 [n, width] as records ``rows`` int64 [n]; -1 skips a value."""
         ops.store_records(self._bound(ops), values, rows)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.cache.caches import Caches
-from deepinfer.engine.cache.record_pool import RecordPool
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,4 @@ class Snapshot:
         for layer, saved in self.rings.items():
             pool = caches.window[layer] if layer >= 0 else caches.draft_window[-1 - layer]
             positions = torch.arange(boundary - saved.shape[0], boundary, device=saved.device)
-            _records(pool)[slot, positions % pool.per_group] = saved
-
-
-def _records(pool: RecordPool) -> torch.Tensor:
-    """All records uint8 [groups, per_group, bytes]; a window record's codes and scales lie together."""
-    return pool.buffer.view(pool.buffer.shape[0], pool.per_group, pool.record.num_bytes)
+            pool.records[slot, positions % pool.per_group] = saved

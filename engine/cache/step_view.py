@@ -6,11 +6,14 @@ an earlier one. Decoded rows of a KV source serve all layers that share it.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from deepinfer.engine.batch import Groups, Rows, Step
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.record_pool import RecordPool
+from deepinfer.engine.step_records import boundaries
+from deepinfer.engine.transfer import moved
 from deepinfer.kernels.interface import Ops
 
 
@@ -58,6 +61,23 @@ class StepView:
         places = torch.arange(num_boundaries * window, device=buffer.device)
         pool.store(self.ops, buffer[windows.flatten()], places)
         self.snapshots[layer] = pool.buffer.view(num_boundaries, window, pool.record.num_bytes)
+
+    def save_rings(self) -> None:
+        """The snapshots of a step whose layers ran in another view, out of the rings.
+
+        They still hold the windows if every sequence has at most ring - W rows in the step.
+        """
+        rows = self.step.plan.encoder
+        ends = boundaries(rows)
+        if self.snapshot_layers == 0 or len(ends) == 0:
+            return
+        window = self.caches.config.sliding_window
+        slots = np.array([chunk.slot for chunk in self.step.chunks], np.int64)[rows.chunk[ends]]
+        seen = rows.positions[ends][:, None] + np.arange(1 - window, 1)
+        where = {0: torch.from_numpy(slots[:, None]), 1: torch.from_numpy(seen % self.caches.shape.ring)}
+        place = moved(where, self.ops.device)
+        for layer in range(self.snapshot_layers):
+            self.snapshots[layer] = self.caches.window[layer].records[place[0], place[1]]
 
     def write(self, layer: int, groups: Groups, main: torch.Tensor, keys: torch.Tensor) -> None:
         """Store new entries of KV source ``layer``: ``main`` float32 [n, C], ``keys`` float32 [n, Ci]."""

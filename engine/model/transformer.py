@@ -81,22 +81,34 @@ class Transformer:
         """Rotary table of a layer with compress ratio ``ratio``."""
         return self.scaled_rope if ratio > 0 else self.plain_rope
 
-    def memories(self, step: Step) -> dict[int, Memory]:
+    def rope_tables(self) -> tuple[torch.Tensor, ...]:
+        """The rotary tables as they are now."""
+        return self.plain_rope.cos, self.plain_rope.sin, self.scaled_rope.cos, self.scaled_rope.sin
+
+    def memories_on_host(self, step: Step) -> dict[int, Memory]:
         """What the Engram layers read for the rows of a step, by layer; gathered on the host."""
         if self.hashes is None:
             return {}
         history = self.hashes.compressed_history(step.plan.recent_ids)
         layers = {block.layer: block.engram for block in self.blocks if block.engram is not None}
-        found = {layer: engram.look_up(self.hashes, history) for layer, engram in layers.items()}
-        return moved(found, self.ops.device)
+        return {layer: engram.look_up(self.hashes, history) for layer, engram in layers.items()}
 
     def forward(
-        self, step: Step, view: StepView, with_features: bool = False, probe: Probe = no_probe
+        self,
+        step: Step,
+        view: StepView,
+        with_features: bool = False,
+        probe: Probe = no_probe,
+        memories: dict[int, Memory] | None = None,
     ) -> Hidden:
-        """Run a step, writing the caches of its rows; decoder layers see only ``step.kept``."""
+        """Run a step, writing the caches of its rows; decoder layers see only ``step.kept``.
+
+        ``memories`` are those of ``memories_on_host`` on the device, looked up here if not given.
+        """
         ops, config = self.ops, self.config
         streams = initial_streams(self.embedding[step.token_ids], config.hc_mult)
-        memories = self.memories(step)
+        if memories is None:
+            memories = moved(self.memories_on_host(step), ops.device)
         rows, selection = step.encoder, Selection()
         features = []
         for block in self.blocks:

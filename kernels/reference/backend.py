@@ -22,6 +22,7 @@ class ReferenceOps(Chains):
 
     name = "reference"
     device = torch.device("cpu")
+    can_be_recorded = False
 
     def __init__(self, bf16: bool, round_caches: bool, torch_threads: int) -> None:
         """Bind the profile; the caller sets the number of torch's threads, which may move the last bits."""

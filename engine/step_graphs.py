@@ -1,0 +1,136 @@
+"""Decode steps as CUDA graphs: recorded once for a bucket of shapes, then played for every step of it.
+
+A step of a small model is hundreds of launches, and launching costs more than running them. Whether a step is
+recorded moves no bit: the kernels are the same, and padding changes no row (``step_padding``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from deepinfer.engine.batch import Bucket, Step
+from deepinfer.engine.cache.caches import Caches
+from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.model.engram import Memory
+from deepinfer.engine.model.transformer import Hidden, Transformer
+from deepinfer.engine.step_padding import bucket_of, filled_rows, padded
+from deepinfer.engine.transfer import moved, pack, rebuilt, tensors_in, unpacked
+
+Work = Callable[[], Hidden]
+Capture = Callable[[Work], Work]
+"""Records work on fixed tensors; what comes back does it again on whatever they hold then."""
+
+MAX_ROWS = 64
+"""Rows of a recorded step; a longer one keeps the device busy without."""
+
+
+@dataclass
+class _Recording:
+    """One bucket: the buffer that its steps are copied to, and the graphs that read it.
+
+    ``plays`` holds, by whether features are wanted, how to run the layers again; None after the first run,
+    which went without a graph and compiled the kernels.
+    """
+
+    buffer: torch.Tensor
+    step: Step
+    memories: dict[int, Memory]
+    plays: dict[bool, Work | None] = field(default_factory=dict)
+
+
+def cuda_capture(work: Work) -> Work:
+    """Record ``work`` as a CUDA graph; it must have run before, so that nothing is left to compile."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        hidden = work()
+
+    def play() -> Hidden:
+        graph.replay()
+        return hidden
+
+    return play
+
+
+class StepGraphs:
+    """Runs the layers of steps on one set of caches, small ones from a recording."""
+
+    def __init__(
+        self, model: Transformer, caches: Caches, max_positions: int, capture: Capture = cuda_capture
+    ) -> None:
+        """Nothing is recorded yet; rotary tables get their final size, as a recording keeps their place."""
+        self.model, self.caches, self._capture = model, caches, capture
+        model.reserve(max_positions)
+        self._tables = model.rope_tables()
+        self._recordings: dict[Bucket, _Recording] = {}
+        self._max_chunk = caches.shape.ring - caches.config.sliding_window
+
+    @property
+    def num_recorded(self) -> int:
+        """Graphs there are."""
+        return sum(play is not None for r in self._recordings.values() for play in r.plays.values())
+
+    def place(self, step: Step) -> Step:
+        """A step of the host on the device: in the buffer of its bucket, or as it is."""
+        device = self.model.ops.device
+        bucket = bucket_of(step, max_rows=MAX_ROWS, max_chunk=self._max_chunk)
+        if bucket is None:
+            return moved(step, device)
+        filled = padded(step, bucket)
+        windows = filled.encoder.boundary_windows
+        filled = _without_boundaries(filled)
+        memories = {
+            layer: replace(memory, found=filled_rows(memory.found, bucket))
+            for layer, memory in self.model.memories_on_host(step).items()
+        }
+        tree = {0: filled, 1: memories}
+        tensors = list(tensors_in(tree))
+        packed = pack(tensors)
+        if bucket not in self._recordings:
+            buffer = packed.to(device, copy=True)
+            views = unpacked(buffer, tensors)
+            here = rebuilt(filled, views), rebuilt(memories, views)
+            self._recordings[bucket] = _Recording(buffer, *here)
+        else:
+            _load(self._recordings[bucket].buffer, packed)
+        placed = rebuilt(filled, unpacked(self._recordings[bucket].buffer, tensors))
+        if windows.shape[0]:
+            encoder = replace(placed.encoder, boundary_windows=moved(windows, device))
+            placed = replace(placed, encoder=encoder)
+        return placed
+
+    def forward(self, step: Step, view: StepView, with_features: bool) -> Hidden:
+        """See ``Transformer.forward``; ``step`` is as ``place`` gave it, padding rows come last."""
+        if step.bucket is None:
+            return self.model.forward(step, view, with_features)
+        recording = self._recordings[step.bucket]
+
+        def work() -> Hidden:
+            inner = StepView(self.caches, recording.step, self.model.ops)
+            return self.model.forward(recording.step, inner, with_features, memories=recording.memories)
+
+        if with_features not in recording.plays:
+            recording.plays[with_features] = None
+            hidden = work()
+        else:
+            play = recording.plays[with_features]
+            if play is None:
+                play = recording.plays[with_features] = self._capture(work)
+            hidden = play()
+        view.save_rings()
+        return hidden
+
+
+def _load(buffer: torch.Tensor, packed: torch.Tensor) -> None:
+    buffer.copy_(packed, non_blocking=True)
+
+
+def _without_boundaries(step: Step) -> Step:
+    """A step whose number of boundary windows, which varies, is none."""
+    rows = replace(step.encoder, boundary_windows=step.encoder.boundary_windows[:0])
+    decoder = step.own_decoder
+    if decoder is not None:
+        decoder = replace(decoder, boundary_windows=decoder.boundary_windows[:0])
+    return replace(step, encoder=rows, own_decoder=decoder)
