@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from gpu_engine_bits import check_logits, check_scores, check_trace, make  # noqa: E402
+from gpu_engine_bits import check_logits, check_recorded, check_scores, check_trace, make  # noqa: E402
+from gpu_engine_promise import long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
+from gpu_engine_speed import idle_share, speeds  # noqa: E402
 
 from deepinfer.engine.api import Device, EngineConfig, Profile  # noqa: E402
 
@@ -80,12 +83,41 @@ class Report:
 Stage = Callable[[argparse.Namespace, float], Result]
 """Gets the options and the seconds it may take; says ``verdict`` and ``seen``."""
 
+
+def _strict(options: argparse.Namespace) -> EngineConfig:
+    return engine(Profile.STRICT, options.device)
+
+
+def _fast(options: argparse.Namespace) -> EngineConfig:
+    return engine(Profile.FAST, options.device)
+
+
+def _speeds(options: argparse.Namespace, seconds: float) -> Result:
+    variants = {}
+    for profile in (Profile.STRICT, Profile.FAST):
+        config = engine(profile, options.device)
+        variants[f"{profile}, graphs"] = config
+        variants[f"{profile}, no graphs"] = replace(config, cuda_graphs=False)
+    return speeds(variants)
+
+
 STAGES: dict[str, Stage] = {
-    "logits": lambda options, seconds: check_logits(engine(Profile.STRICT, options.device), options.expected),
-    "scores": lambda options, seconds: check_scores(
-        engine(Profile.STRICT, options.device), options.expected, seconds
+    "logits": lambda options, seconds: check_logits(_strict(options), options.expected),
+    "graphs": lambda options, seconds: check_recorded(_strict(options), options.expected),
+    "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
+    "memory": lambda options, seconds: long_document(_strict(options)),
+    "speed": _speeds,
+    "idle": lambda options, seconds: idle_share(_strict(options)),
+    "verify": lambda options, seconds: run_verify(_strict(options), "default"),
+    "traffic": lambda options, seconds: random_traffic(_strict(options), min(seconds / 4, options.traffic)),
+    "scores": lambda options, seconds: check_scores(_strict(options), options.expected, seconds),
+    "trace": lambda options, seconds: check_trace(_strict(options), options.expected),
+    "idle-fast": lambda options, seconds: idle_share(_fast(options)),
+    "traffic-fast": lambda options, seconds: random_traffic(
+        _fast(options), min(seconds / 4, options.traffic)
     ),
-    "trace": lambda options, seconds: check_trace(engine(Profile.STRICT, options.device), options.expected),
+    "verify-fast": lambda options, seconds: run_verify(_fast(options), "default"),
+    "verify-thorough": lambda options, seconds: run_verify(_strict(options), "thorough"),
 }
 
 
@@ -118,6 +150,7 @@ def main() -> None:
     parser.add_argument("--expected", type=Path, default=EXPECTED)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu_engine")
     parser.add_argument("--budget", type=float, default=200.0, help="seconds in all")
+    parser.add_argument("--traffic", type=float, default=25.0, help="seconds of random traffic")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="these stages only")
     parser.add_argument("--device", type=Device, default=Device.CUDA, help="cpu checks the script itself")
     parser.add_argument("--resume", action="store_true", help="keep the finished stages that --out holds")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from gpu_engine_promise import generated, recorded_steps, requests
 
 from deepinfer.engine.api import EngineConfig, RequestFailure, ScoreRequest, ScoreResult
 from deepinfer.engine.llm import LLM
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from deepinfer.baselines.store import Baselines
 
 NUM_LOGITS_ROWS = 500
+NUM_TEXTS = 6
 KEPT_ROWS = 5
 _TRACE_TOKENS = 48
 Array = npt.NDArray[Any]
@@ -58,7 +60,9 @@ def make(path: Path) -> None:
         kept.append(found[: KEPT_ROWS // len(documents)])
     arrays["logits_ids"] = np.stack([ids[: per_document + 1] for ids in documents])
     arrays["logits_kept"] = np.concatenate(kept)
-    arrays["facts"] = np.frombuffer(json.dumps({"names": names, "rows": rows}).encode(), np.uint8)
+    texts = [text_digest(text) for text in generated(llm, requests(12, 150, 80)[:NUM_TEXTS])]
+    facts = {"names": names, "rows": rows, "texts": texts}
+    arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
     write_trace(path.with_suffix(".trace"), trace_here(EngineConfig(), documents[0]), {"made": "on the CPU"})
@@ -76,6 +80,17 @@ def _locked(store: Baselines, key: Key) -> Entry:
 def digest(row: Array) -> str:
     """SHA-256 (hex) of the bytes of one row."""
     return hashlib.sha256(np.ascontiguousarray(row).tobytes()).hexdigest()
+
+
+def text_digest(text: list[bytes]) -> str:
+    """SHA-256 (hex) of all that was said of the tokens of one sequence."""
+    return hashlib.sha256(b"".join(text)).hexdigest()
+
+
+def check_recorded(config: EngineConfig, expected: Path) -> dict[str, Any]:
+    """See ``recorded_steps``."""
+    wanted = json.loads(np.load(expected)["facts"].tobytes())["texts"]
+    return recorded_steps(config, wanted, text_digest)
 
 
 def logits_rows(llm: LLM, ids: Array) -> Array:

@@ -44,7 +44,7 @@ threads_option = click.option(
 )
 
 
-ENGINE_OPTIONS = ("profile", "device", "cache_format", "prefill", "keep", "threads")
+ENGINE_OPTIONS = ("profile", "device", "cache_format", "prefill", "keep", "threads", "allow_long")
 """What `engine_options` adds, by the names in which a command receives it."""
 
 
@@ -53,6 +53,9 @@ def engine_options(command: Command) -> Command:
     cache_format = "Round trips of the caches; none is for comparison with references only."
     keep = "Trailing rows that mask and compact keep.  [default: window + 8]"
     for option in (
+        click.option(
+            "--allow-long", is_flag=True, help="Read past the length that the model was trained for."
+        ),
         threads_option,
         click.option("--keep", type=click.IntRange(min=1), help=keep),
         choice_option("--prefill", PrefillMode, "Which rows the decoder layers compute."),
@@ -71,6 +74,7 @@ def engine_config(
     prefill: str = PrefillMode.OFF.value,
     keep: int | None = None,
     threads: int | None = None,
+    allow_long: bool = False,
 ) -> EngineConfig:
     """The config that the options of `engine_options` describe, or those of them that a command has.
 
@@ -87,6 +91,7 @@ def engine_config(
         prefill=PrefillMode(prefill),
         keep=keep,
         num_threads=threads,
+        allow_long=allow_long,
         device=Device(device),
         backend=Device(device).kernel_set,
     )

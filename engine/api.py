@@ -45,6 +45,7 @@ class EngineConfig:
         backend: kernel set, ``cpu`` or ``triton`` (batch-invariant, each on its device) or ``reference``
             (plain torch, meaning not bits).
         asynchronous: plan a step while the one before it runs; bits never depend on it.
+        allow_long: read sequences past the length that the model was trained for.
         cuda_graphs: record small steps on a CUDA device and play them; bits never depend on it.
         speculation: how many drafted tokens a decode step verifies; bits never depend on it.
     """
@@ -63,6 +64,7 @@ class EngineConfig:
     speculation: Speculation = NO_SPECULATION
     asynchronous: bool = False
     cuda_graphs: bool = True
+    allow_long: bool = False
     backend: str = "cpu"
 
 

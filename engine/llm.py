@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from deepinfer.engine.loading import LoadedModel
 from deepinfer.engine.logprobs import ScoreSheet, fill_sheets
 from deepinfer.engine.model.draft import Anchors, Draft
 from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.prefill import prefill_rule
 from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.runner import Wave
@@ -59,6 +61,14 @@ def _ops(config: EngineConfig) -> Ops:
         raise ConfigError(str(error)) from None
 
 
+def _readable(model: ModelConfig, config: EngineConfig) -> ModelConfig:
+    """The model with the longest sequence that it may read; rotary angles are exact up to 2**20."""
+    longest = (
+        max(model.max_position_embeddings, 2**20) if config.allow_long else model.max_position_embeddings
+    )
+    return replace(model, max_position_embeddings=longest)
+
+
 class LLM:
     """A loaded model with a fixed engine configuration."""
 
@@ -71,7 +81,7 @@ class LLM:
         """
         self.config = EngineConfig() if config is None else config
         self.model_dir = bundled_model_dir() if model is None else Path(model)
-        self.model_config = load_model_config(self.model_dir)
+        self.model_config = _readable(load_model_config(self.model_dir), self.config)
         self.rule = prefill_rule(self.model_config, self.config.prefill, self.config.keep)
         ops = _ops(self.config)
         self._loaded = LoadedModel(self.model_dir, self.model_config, ops)
@@ -83,7 +93,7 @@ class LLM:
         Raises:
             ConfigError: the configuration asks for another kernel set, whose weights are packed differently.
         """
-        here, there = (f"{c.backend} on {c.device}" for c in (self.config, config))
+        here, there = (f"{c.backend} on {c.device}{', long' * c.allow_long}" for c in (self.config, config))
         if here != there:
             raise ConfigError(f"weights are packed for {here}; load the model for {there}")
         twin = LLM.__new__(LLM)

@@ -28,7 +28,8 @@ def checked_ids(
         return failure("no tokens; give at least one")
     if ids.size > config.max_position_embeddings:
         return failure(
-            f"{ids.size} tokens, the model reads {config.max_position_embeddings}; cut it into windows"
+            f"{ids.size} tokens, the model reads {config.max_position_embeddings}; cut it into windows, or "
+            "allow sequences past that length (--allow-long)"
         )
     outside = (ids < 0) | (ids >= config.vocab_size)
     if outside.any():

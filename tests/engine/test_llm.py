@@ -139,7 +139,11 @@ def test_one_token_has_nothing_to_score(llm: LLM) -> None:
         ([1.5, 2.0], "token_ids must be a flat list of integers"),
         ([[1, 2], [3, 4]], "token_ids must be a flat list of integers"),
         ([[1], [2, 3]], "token_ids must be a flat list of integers"),
-        ([1] * 4097, "4097 tokens, the model reads 4096; cut it into windows"),
+        (
+            [1] * 4097,
+            "4097 tokens, the model reads 4096; cut it into windows, or allow sequences past that length "
+            "(--allow-long)",
+        ),
     ],
 )
 def test_a_bad_request_fails_in_its_own_place(llm: LLM, ids: list[int], reason: str) -> None:

@@ -1,0 +1,154 @@
+"""What holds on the device: verify, random traffic, recorded steps, no hidden wait, memory of a long text."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from trace_play import check, core_of, packed, random_trace
+
+from deepinfer.engine.api import EngineConfig, GenerateRequest, RequestFailure, SamplingParams, ScoreRequest
+from deepinfer.engine.core import EngineCore
+from deepinfer.engine.llm import LLM
+
+ROOT = Path(__file__).resolve().parents[1]
+LONG_TOKENS = 131072
+_FIRST_TOKEN, _LAST_TOKEN = 4, 4000
+
+
+def run_verify(config: EngineConfig, size: str) -> dict[str, Any]:
+    """``deepinfer verify`` in this process."""
+    from deepinfer.verify import report, runner
+    from deepinfer.verify.size import Size
+
+    verdict = runner.run_verify(runner.VerifyConfig(engine=config, size=Size(size)))
+    counts: dict[str, int] = {}
+    for result in verdict.results:
+        counts[result.status.value] = counts.get(result.status.value, 0) + 1
+    bad = [
+        f"{r.name} {r.status}: {r.detail[:200]}"
+        for r in verdict.results
+        if r.status.value not in ("same", "not_applicable")
+    ]
+    seen = (
+        f"exit code {verdict.exit_code}, {verdict.num_comparisons:,} comparisons, {counts}; {'; '.join(bad)}"
+    )
+    green = verdict.exit_code == 0
+    return {"verdict": "green" if green else "RED", "seen": seen, "report": report.render_text(verdict)}
+
+
+def random_traffic(config: EngineConfig, seconds: float) -> dict[str, Any]:
+    """The random traces of the tests, in recorded steps, against each request alone without recording."""
+    started, compared, seed, recorded = time.perf_counter(), 0, 0, 0
+    llm = LLM(ROOT / "tests" / "data" / "golden" / "ckpt_A_quantized", config)
+    while time.perf_counter() - started < seconds and seed < 400:
+        trace = random_trace(seed)
+        core = core_of(llm, replace(trace, core=replace(trace.core, graphs=config.cuda_graphs)))
+        compared += check(llm, trace, core)
+        recorded += core.graphs.num_recorded if core.graphs is not None else 0
+        seed += 1
+    seen = f"{seed} traces, {compared:,} tokens with their logits rows, {recorded} graphs recorded: all equal"
+    return {"verdict": "green", "seen": seen}
+
+
+def prompts(count: int, length: int, seed: int = 0) -> list[list[int]]:
+    """Token ids of the bundled model, drawn evenly."""
+    drawn = np.random.default_rng(seed).integers(_FIRST_TOKEN, _LAST_TOKEN, (count, length))
+    found: list[list[int]] = drawn.tolist()
+    return found
+
+
+def requests(count: int, length: int, max_tokens: int, seed: int = 0) -> list[GenerateRequest]:
+    """Prompts of different lengths, half of them sampled, that go on to ``max_tokens``."""
+    return [
+        GenerateRequest(
+            request_id=f"r{i}",
+            token_ids=ids[: length - i],
+            params=SamplingParams(
+                temperature=float(i % 2), seed=7 + i, max_tokens=max_tokens, ignore_eos=True, num_logprobs=2
+            ),
+        )
+        for i, ids in enumerate(prompts(count, length, seed))
+    ]
+
+
+def generated(llm: LLM, asked: list[GenerateRequest]) -> list[list[bytes]]:
+    """Everything that was said of every token, to the bit."""
+    found = []
+    for result in llm.generate(asked):
+        if isinstance(result, RequestFailure):
+            raise RuntimeError(result.reason)
+        found.append([packed(record) for record in result[0].records])
+    return found
+
+
+def recorded_steps(config: EngineConfig, on_cpu: list[str], digest: Any) -> dict[str, Any]:
+    """Decoding from graphs, without graphs, and on the CPU: the same bytes."""
+    llm = LLM(None, config)
+    asked = requests(12, 150, 80)
+    plain = generated(llm.with_config(replace(config, cuda_graphs=False)), asked)
+    core = llm._core
+    played = generated(llm, asked)
+    wrong = [i for i, (one, other) in enumerate(zip(plain, played, strict=True)) if one != other]
+    far = [i for i, text in enumerate(played[: len(on_cpu)]) if digest(text) != on_cpu[i]]
+    recorded = core.graphs.num_recorded if core.graphs is not None else 0
+    seen = (
+        f"12 sequences of 80 tokens: {12 - len(wrong)} equal with and without graphs ({recorded} recorded), "
+        f"{len(on_cpu) - len(far)} of {len(on_cpu)} equal to the CPU"
+    )
+    good = not wrong and not far and recorded > 0
+    return {"verdict": "equal" if good else "DIFFER", "seen": seen, "wrong": wrong, "unlike_cpu": far}
+
+
+def no_hidden_wait(config: EngineConfig) -> dict[str, Any]:
+    """Steps with the guard of torch up: a synchronising call other than the fetch of results raises."""
+    seen = []
+    for graphs in (False, True):
+        core: EngineCore = LLM(None, replace(config, cuda_graphs=graphs, prefix_caching=False))._core
+        for round_number in range(2):  # the first round compiles and records
+            for request in requests(8, 100, 40, seed=round_number):
+                core.add(replace(request, request_id=f"{round_number}{request.request_id}"))
+            torch.cuda.set_sync_debug_mode("error" if round_number else "default")
+            try:
+                steps = 0
+                while core.has_unfinished:
+                    core.step()
+                    steps += 1
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        seen.append(f"{steps} steps {'with' if graphs else 'without'} graphs")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        int(torch.ones(1, device="cuda").sum())
+        caught = False
+    except RuntimeError:
+        caught = True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    text = f"{' and '.join(seen)} without a wait; control {'caught' if caught else 'NOT caught'}"
+    return {"verdict": "green" if caught else "RED", "seen": text}
+
+
+def long_document(config: EngineConfig) -> dict[str, Any]:
+    """Device memory at its peak while 128k tokens are scored, weights included."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    llm = LLM(None, replace(config, allow_long=True))
+    weights = torch.cuda.memory_allocated()
+    (ids,) = prompts(1, LONG_TOKENS)
+    started = time.perf_counter()
+    (result,) = llm.score([ScoreRequest(request_id="long", token_ids=ids)])
+    elapsed = time.perf_counter() - started
+    if isinstance(result, RequestFailure):
+        raise RuntimeError(result.reason)
+    peak, reserved = torch.cuda.max_memory_allocated() / 2**20, torch.cuda.max_memory_reserved() / 2**20
+    finite = bool(np.isfinite(result.logprobs[1:]).all())
+    seen = (
+        f"{LONG_TOKENS:,} tokens in {elapsed:.1f} s ({LONG_TOKENS / elapsed:.0f} a second), "
+        f"peak {peak:.0f} MiB allocated, {reserved:.0f} MiB reserved, {weights / 2**20:.0f} MiB of it weights"
+    )
+    return {"verdict": "green" if peak <= 1024 and finite else "RED", "seen": seen, "peak_mib": peak}
