@@ -38,8 +38,8 @@ def _linear(name: str, when: str, about: str, check: str) -> Fault:
 KERNEL_FAULTS = (
     _linear(
         "linear-blas-for-many-rows",
-        "rows.shape[0] >= 8",
-        "a library chooses the order of sums by the number of rows",
+        "rows.shape[0] % 2 == 0",
+        "a library has another order of sums for even numbers of rows",
         "batch",
     ),
     _linear(
@@ -56,13 +56,13 @@ KERNEL_FAULTS = (
     ),
     Fault(
         name="linear-races",
-        about="a data race: the last bit of one output is anyone's guess",
+        about="a data race: the last bits of one output are anyone's guess",
         edits=(
             Edit(
                 module="kernels.cpu.linear",
                 function="linear",
                 old="\n    return torch.from_numpy(out)",
-                new="\n    out[0, 0] *= 1 + np.float32(2e-7) * np.random.default_rng().integers(3)"
+                new="\n    out[0, 0] *= np.float32(1 + 1e-4 * np.random.default_rng().random())"
                 "\n    return torch.from_numpy(out)",
             ),
         ),
