@@ -47,7 +47,7 @@ def random_traffic(config: EngineConfig, seconds: float) -> dict[str, Any]:
     llm = LLM(ROOT / "tests" / "data" / "golden" / "ckpt_A_quantized", config)
     while time.perf_counter() - started < seconds and seed < 400:
         trace = random_trace(seed)
-        core = core_of(llm, replace(trace, core=replace(trace.core, graphs=config.cuda_graphs)))
+        core = core_of(llm, replace(trace, core=replace(trace.core, graphs=True)))
         compared += check(llm, trace, core)
         recorded += core.graphs.num_recorded if core.graphs is not None else 0
         seed += 1
@@ -90,7 +90,7 @@ def recorded_steps(config: EngineConfig, on_cpu: list[str], digest: Any) -> dict
     """Decoding from graphs, without graphs, and on the CPU: the same bytes."""
     llm = LLM(None, config)
     asked = requests(12, 150, 80)
-    plain = generated(llm.with_config(replace(config, cuda_graphs=False)), asked)
+    plain = generated(llm.with_config(replace(config, recorded_steps=False)), asked)
     core = llm._core
     played = generated(llm, asked)
     wrong = [i for i, (one, other) in enumerate(zip(plain, played, strict=True)) if one != other]
@@ -108,7 +108,7 @@ def no_hidden_wait(config: EngineConfig) -> dict[str, Any]:
     """Steps with the guard of torch up: a synchronising call other than the fetch of results raises."""
     seen = []
     for graphs in (False, True):
-        core: EngineCore = LLM(None, replace(config, cuda_graphs=graphs, prefix_caching=False))._core
+        core: EngineCore = LLM(None, replace(config, recorded_steps=graphs, prefix_caching=False))._core
         for round_number in range(2):  # the first round compiles and records
             for request in requests(8, 100, 40, seed=round_number):
                 core.add(replace(request, request_id=f"{round_number}{request.request_id}"))

@@ -46,7 +46,8 @@ class EngineConfig:
             (plain torch, meaning not bits).
         asynchronous: plan a step while the one before it runs; bits never depend on it.
         allow_long: read sequences past the length that the model was trained for.
-        cuda_graphs: record small steps on a CUDA device and play them; bits never depend on it.
+        recorded_steps: run small steps padded to shared shapes, on a CUDA device as graphs; ``None`` does so
+            there and not on a CPU, where it saves nothing. Bits never depend on it.
         speculation: how many drafted tokens a decode step verifies; bits never depend on it.
     """
 
@@ -63,7 +64,7 @@ class EngineConfig:
     device: Device = Device.CPU
     speculation: Speculation = NO_SPECULATION
     asynchronous: bool = False
-    cuda_graphs: bool = True
+    recorded_steps: bool | None = None
     allow_long: bool = False
     backend: str = "cpu"
 

@@ -59,7 +59,7 @@ class CoreConfig:
         max_snapshots: most block boundaries that a later prompt can resume at.
         speculation: how many drafted tokens a step verifies.
         asynchronous: plan a step while the one before it runs.
-        graphs: record small steps where the kernels can be recorded.
+        graphs: run small steps from recordings, see ``step_graphs``.
     """
 
     limits: Limits

@@ -15,6 +15,7 @@ import torch
 from deepinfer.engine.api import (
     CacheFormat,
     Completion,
+    Device,
     EngineConfig,
     GenerateRequest,
     Profile,
@@ -180,7 +181,7 @@ class LLM:
             prefix_caching=config.prefix_caching,
             speculation=config.speculation,
             asynchronous=config.asynchronous,
-            graphs=config.cuda_graphs,
+            graphs=config.device is Device.CUDA if config.recorded_steps is None else config.recorded_steps,
         )
         return EngineCore(self._model, self.rule, sizes, self._drafter)
 

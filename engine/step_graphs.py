@@ -41,6 +41,11 @@ class _Recording:
     plays: dict[bool, Work | None] = field(default_factory=dict)
 
 
+def run_again(work: Work) -> Work:
+    """What stands for a recording on a CPU."""
+    return work
+
+
 def cuda_capture(work: Work) -> Work:
     """Record ``work`` as a CUDA graph; it must have run before, so that nothing is left to compile."""
     graph = torch.cuda.CUDAGraph()
@@ -58,10 +63,12 @@ class StepGraphs:
     """Runs the layers of steps on one set of caches, small ones from a recording."""
 
     def __init__(
-        self, model: Transformer, caches: Caches, max_positions: int, capture: Capture = cuda_capture
+        self, model: Transformer, caches: Caches, max_positions: int, capture: Capture | None = None
     ) -> None:
         """Nothing is recorded yet; rotary tables get their final size, as a recording keeps their place."""
-        self.model, self.caches, self._capture = model, caches, capture
+        self.model, self.caches = model, caches
+        on_cpu = model.ops.device.type == "cpu"
+        self._capture = capture or (run_again if on_cpu else cuda_capture)
         model.reserve(max_positions)
         self._tables = model.rope_tables()
         self._recordings: dict[Bucket, _Recording] = {}

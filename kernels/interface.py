@@ -51,7 +51,7 @@ class Ops(Protocol):
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether ops only launch work on a CUDA device, so that a graph may record them."""
+        """Whether a step may be recorded: ops do the same for the same shapes, and nobody watches them."""
 
     @property
     def round_caches(self) -> bool:

@@ -71,7 +71,9 @@ def clauses(engine: EngineConfig, model: ModelConfig) -> tuple[Clause, ...]:
         kept("threads", "the number of CPU threads", "threads")
         if on_cpu
         else absent("threads", f"CPU threads compute nothing on device {engine.device}"),
-        absent("graphs", "there are no CUDA graphs on a CPU" if on_cpu else "this version captures no graph"),
+        kept(
+            "graphs", "whether small steps are padded and recorded (CUDA graphs on such a device)", "graphs"
+        ),
         absent("devices", "this version runs on one device"),
         kept("yoco", "whether truncated prefill masks rows or leaves them out", "yoco-logprobs")
         if model.supports_truncated_prefill

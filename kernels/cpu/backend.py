@@ -36,7 +36,7 @@ class CpuOps:
 
     name = "cpu"
     device = torch.device("cpu")
-    can_be_recorded = False
+    can_be_recorded = True
     torch_threads = 1
 
     def __init__(self, bf16: bool, round_caches: bool, num_threads: int) -> None:

@@ -37,12 +37,12 @@ class GpuOps(Chains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "triton"
+    can_be_recorded = True
     torch_threads = 1  # torch only moves data on the host
 
     def __init__(self, bf16: bool, round_caches: bool, device: torch.device) -> None:
         """Bind the profile and the device, which is the CPU in Triton's interpreter."""
         self.bf16, self.round_caches, self.device = bf16, round_caches, device
-        self.can_be_recorded = device.type == "cuda"
 
     def pack_linear(self, weight: torch.Tensor) -> PackedLinear:
         """See ``Ops``."""
