@@ -79,10 +79,12 @@ def _triton_ops(bf16: bool, round_caches: bool, device: str | None) -> Ops:
         if device == "cpu":
             raise ValueError("kernel set 'triton' does not run on a CPU; choose 'cpu' there")
         require_cuda()
+    place = torch.device("cpu" if interpreted else "cuda")
     try:
         from deepinfer.kernels.gpu.backend import GpuOps
+        from deepinfer.kernels.gpu.fast_backend import FastGpuOps
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
         raise ValueError("kernel set 'triton' needs the triton package: pip install deepinfer[gpu]") from None
-    return GpuOps(bf16, round_caches, torch.device("cpu" if interpreted else "cuda"))
+    return FastGpuOps(round_caches, place) if bf16 else GpuOps(False, round_caches, place)

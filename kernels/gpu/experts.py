@@ -178,7 +178,7 @@ def _combine_kernel(
     tl.store(out + row * width + d, rounded(total, BF16), d < width)
 
 
-def _outputs(
+def outputs(
     x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, experts: PackedExperts, limit: float, bf16: bool
 ) -> torch.Tensor:
     """float32 [P, D]: every pair's expert applied to its row, weighted."""
@@ -224,9 +224,9 @@ def moe(
         bf16: profile fast.
     """
     rows, width = x.contiguous(), x.shape[1]
-    routed = _outputs(rows, expert_ids.contiguous(), weights.contiguous(), experts, limit, bf16)
+    routed = outputs(rows, expert_ids.contiguous(), weights.contiguous(), experts, limit, bf16)
     everyone = torch.zeros(x.shape[0], 1, dtype=torch.int64, device=x.device)
-    common = _outputs(rows, everyone, torch.ones_like(everyone, dtype=torch.float32), shared, limit, bf16)
+    common = outputs(rows, everyone, torch.ones_like(everyone, dtype=torch.float32), shared, limit, bf16)
     out = torch.empty_like(rows)
     grid = (x.shape[0], ceil_div(width, 256))
     launch(_combine_kernel, grid, routed, common, out, expert_ids.shape[1], width, BD=256, BF16=bf16)

@@ -21,6 +21,7 @@ import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from deepinfer.kernels.gpu.elementary import rounded
 from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
 
 _GROUP = 8
@@ -65,6 +66,7 @@ def _gemm_kernel(
     counters: Ptr,
     num_rows: int,
     num_outputs: int,
+    stride: int,
     chunk: int,
     BN: tl.constexpr,
     BM: tl.constexpr,
@@ -72,6 +74,7 @@ def _gemm_kernel(
     CHUNKS: tl.constexpr,
     WAY: tl.constexpr,
     GROUP: tl.constexpr,
+    ROUND: tl.constexpr,
 ) -> None:
     row_tiles, column_tiles = tl.cdiv(num_rows, BM), tl.cdiv(num_outputs, BN)
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -98,8 +101,9 @@ def _gemm_kernel(
     n, m = n0 + tl.arange(0, BN), m0 + tl.arange(0, BM)
     inside = (n < num_outputs)[:, None] & (m < num_rows)[None, :]
     places = m.to(tl.int64)[None, :] * num_outputs + n[:, None]
+    targets = out + m.to(tl.int64)[None, :] * stride + n[:, None]
     if WAY == 0:
-        tl.store(out + places, total.to(out.dtype.element_ty), inside)
+        tl.store(targets, rounded(total, ROUND).to(out.dtype.element_ty), inside)
     else:
         size = tl.cast(num_rows, tl.int64) * num_outputs
         tl.store(partials + part * size + places, total, inside)
@@ -111,17 +115,27 @@ def _gemm_kernel(
                     total = total + tl.load(
                         partials + s * size + places, inside, other=0.0, cache_modifier=".cg"
                     )
-                tl.store(out + places, total.to(out.dtype.element_ty), inside)
+                tl.store(targets, rounded(total, ROUND).to(out.dtype.element_ty), inside)
                 tl.store(counters + tile, 0)
 
 
 @kernel
-def _reduce_kernel(partials: Ptr, out: Ptr, size: int, CHUNKS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _reduce_kernel(
+    partials: Ptr,
+    out: Ptr,
+    size: int,
+    num_outputs: tl.constexpr,
+    stride: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROUND: tl.constexpr,
+) -> None:
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for s in tl.static_range(CHUNKS):
         total = total + tl.load(partials + s * size + i, i < size, other=0.0)
-    tl.store(out + i, total.to(out.dtype.element_ty), i < size)
+    target = out + (i if num_outputs == stride else i // num_outputs * stride + i % num_outputs)
+    tl.store(target, rounded(total, ROUND).to(out.dtype.element_ty), i < size)
 
 
 def gemm(
@@ -131,16 +145,18 @@ def gemm(
     chunk: int,
     tile: Tile,
     workspace: Workspace,
+    bf16: bool = False,
 ) -> torch.Tensor:
     """``x`` bfloat16 [M, K] times ``w`` bfloat16 [N, K] into ``out`` [M, N], bfloat16 or float32; returns it.
 
     Args:
-        x: contiguous; K a multiple of 8.
-        w: contiguous.
-        out: contiguous.
+        x: rows contiguous; K a multiple of 8.
+        w: rows contiguous.
+        out: rows contiguous.
         chunk: k values of a chunk, a multiple of 128; depends on (N, K) alone.
         tile: any; moves no bit.
         workspace: room for S * M * N partial sums unless the way is ``IN_LOOP``.
+        bf16: whether a float32 ``out`` gets values rounded to bfloat16.
 
     Raises:
         ValueError: the workspace is too small, or the chunk is no multiple of 128.
@@ -160,7 +176,17 @@ def gemm(
     launch(
         _gemm_kernel,
         (tiles, 1 if way == IN_LOOP else chunks),
-        *(left, right, out, workspace.partials, workspace.counters, num_rows, num_outputs, chunk),
+        *(
+            left,
+            right,
+            out,
+            workspace.partials,
+            workspace.counters,
+            num_rows,
+            num_outputs,
+            out.stride(0),
+            chunk,
+        ),
         num_warps=tile.warps,
         num_stages=tile.stages,
         BN=tile.outputs,
@@ -169,8 +195,10 @@ def gemm(
         CHUNKS=chunks,
         WAY=way,
         GROUP=_GROUP,
+        ROUND=bf16,
     )
     if way == BY_SECOND:
         grid = (ceil_div(out.numel(), _REDUCED),)
-        launch(_reduce_kernel, grid, workspace.partials, out, out.numel(), CHUNKS=chunks, BLOCK=_REDUCED)
+        arguments = (workspace.partials, out, out.numel(), num_outputs, out.stride(0))
+        launch(_reduce_kernel, grid, *arguments, CHUNKS=chunks, BLOCK=_REDUCED, ROUND=bf16)
     return out

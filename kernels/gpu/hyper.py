@@ -8,6 +8,8 @@ Legend: T rows, S residual streams (a power of two), D model width.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton.language as tl
 
@@ -60,6 +62,7 @@ def _sinkhorn(z: Block, iterations: int, eps: float, S: tl.constexpr) -> Block:
 def _mix_kernel(
     streams: Ptr,
     products: Ptr,
+    squares: Ptr,
     base: Ptr,
     scale: Ptr,
     pre: Ptr,
@@ -72,11 +75,18 @@ def _mix_kernel(
     width: int,
     S: tl.constexpr,
     LANES: tl.constexpr,
+    GIVEN: tl.constexpr,
 ) -> None:
-    """Coefficients from ``streams`` [T, width = S * D] and ``products`` [T, S * S + 2 S]."""
+    """Coefficients from ``streams`` [T, width = S * D] and ``products`` [T, S * S + 2 S].
+
+    GIVEN: the sums of squares come from elsewhere, [T].
+    """
     rows = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside = rows < num_rows
-    total = square_sums(streams + rows * width, inside, width, LANES)
+    if GIVEN:
+        total = tl.load(squares + rows, inside, other=0.0)
+    else:
+        total = square_sums(streams + rows * width, inside, width, LANES)
     factor = rsqrt(tl.div_rn(total, tl.zeros((LANES,), tl.float32) + width) + rms_eps)
     n = tl.arange(0, S)
     own, within = rows[:, None] * (S * S + 2 * S) + n[None, :], inside[:, None] & (n >= 0)[None, :]
@@ -146,20 +156,36 @@ def hc_mix(
     Raises:
         ValueError: S is not a power of two.
     """
-    num_rows, num_streams, _ = streams.shape
+    flat = streams.reshape(len(streams), -1).contiguous()
+    return mix(flat, linear(flat, fn, False), None, base, scale, iterations, hc_eps, rms_eps)
+
+
+def mix(
+    flat: torch.Tensor,
+    products: torch.Tensor,
+    squares: torch.Tensor | None,
+    base: torch.Tensor,
+    scale: torch.Tensor,
+    iterations: int,
+    hc_eps: float,
+    rms_eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As ``hc_mix``, from products with ``fn`` [T, S * S + 2 S] and, if given, sums of squares [T]."""
+    num_rows, num_streams = len(flat), math.isqrt(products.shape[1] + 1) - 1
     if num_streams & (num_streams - 1):
         raise ValueError(f"hc_mix: {num_streams} streams; the device kernel needs a power of two")
-    flat = streams.reshape(num_rows, -1).contiguous()
-    products = linear(flat, fn, False)
     pre, post = flat.new_empty(num_rows, num_streams), flat.new_empty(num_rows, num_streams)
     comb = flat.new_empty(num_rows, num_streams, num_streams)
+    sums = flat if squares is None else squares
     launch(
         _mix_kernel,
         (ceil_div(num_rows, _LANES),),
-        *(flat, products, base, scale, pre, post, comb, iterations, hc_eps, rms_eps, num_rows, flat.shape[1]),
+        *(flat, products, sums, base, scale, pre, post, comb, iterations, hc_eps, rms_eps),
+        *(num_rows, flat.shape[1]),
         num_warps=1,
         S=num_streams,
         LANES=_LANES,
+        GIVEN=squares is not None,
     )
     return pre, post, comb
 

@@ -81,6 +81,29 @@ def _place(row: Block, per_block: int, block_step: int, step: int) -> Block:
     return (row // per_block) * block_step + (row % per_block) * step
 
 
+@device
+def _codes(x: Block, scale: Block, largest: Block, KIND: tl.constexpr) -> Block:
+    """Codes of ``x`` over its scale; what a group with NaN or infinity gets is decided on integers.
+
+    The assembler turns a comparison and a selection of floats into a minimum, which drops a NaN, and gives
+    NaNs a payload of its own. ``largest`` is the bit pattern of the group's largest magnitude.
+    """
+    own, group = bits_of(x) & 0x7FFFFFFF, tl.broadcast_to(largest, x.shape)
+    y = quotient(x, scale)
+    if KIND == 2:
+        no_number = (own > 0x7F800000) | (group > 0x7F800000)
+        code = tl.where(no_number, 3 | ((bits_of(x) >> 28) & 8), signed_e2m1(x, y))
+    else:
+        sign = ((bits_of(x) >> 24) & 128) if KIND == 0 else ((bits_of(x) >> 28) & 8)
+        code = signed_e4m3(x, y) if KIND == 0 else signed_e2m1(x, y)
+        # the scale of a group with NaN is -0, that of one with infinity is infinity
+        code = tl.where(group > 0x7F800000, (126 if KIND == 0 else 7) | sign, code)
+        no_number = (own > 0x7F800000) | ((group > 0x7F800000) & (own == 0))
+        no_number = no_number | ((group == 0x7F800000) & (own == 0x7F800000))
+        code = tl.where(no_number, (60 if KIND == 0 else 3) | sign, code)
+    return code
+
+
 @kernel
 def _store_kernel(
     values: Ptr,
@@ -109,23 +132,24 @@ def _store_kernel(
     x0, x1 = tl.load(values + even, within, other=0.0), tl.load(values + even + 1, within, other=0.0)
     bits = tl.maximum(tl.max(bits_of(x0) & 0x7FFFFFFF, axis=1), tl.max(bits_of(x1) & 0x7FFFFFFF, axis=1))
     finite, amax = bits < 0x7F800000, float_of(bits)
+    largest = bits[:, None]
     if KIND == 2:
         scale = fp4_scale(amax)
         byte = tl.where(finite, code_e4m3(scale), 127)
     else:
         exponent = mxfp8_exponent(amax) if KIND == 0 else mxfp4_exponent(amax)
-        scale = power(exponent)
+        scale = tl.where(bits == 0x7F800000, float("inf"), power(exponent))
         byte = tl.where(finite, exponent, 255)
     target = scales + _place(row, per_block, scale_block, scale_step)
     tl.store(target + g, byte.to(tl.uint8), inside)
-    y0, y1 = quotient(x0, scale[:, None]), quotient(x1, scale[:, None])
+    c0, c1 = _codes(x0, scale[:, None], largest, KIND), _codes(x1, scale[:, None], largest, KIND)
     target = data + _place(row, per_block, data_block, data_step)
     if KIND == 0:
         place = target + g[:, None] * GROUP + 2 * half[None, :]
-        tl.store(place, signed_e4m3(x0, y0).to(tl.uint8), within)
-        tl.store(place + 1, signed_e4m3(x1, y1).to(tl.uint8), within)
+        tl.store(place, c0.to(tl.uint8), within)
+        tl.store(place + 1, c1.to(tl.uint8), within)
     else:
-        pair = (signed_e2m1(x0, y0) & 255) | ((signed_e2m1(x1, y1) & 255) << 4)
+        pair = (c0 & 255) | ((c1 & 255) << 4)
         tl.store(target + g[:, None] * (GROUP // 2) + half[None, :], pair.to(tl.uint8), within)
 
 

@@ -9,6 +9,8 @@ Legend: R rows, V vocabulary, L lanes of the draw, n random words.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton.language as tl
 
@@ -212,6 +214,7 @@ def sample(
     top_k: torch.Tensor,
     min_p: torch.Tensor,
     words: torch.Tensor,
+    mass_sums: Callable[[torch.Tensor], torch.Tensor] = mass_sums,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[R, V], four [R], words int64 [R, n] -> ids int64 [R], processed log-probabilities [R]; see ``Ops``."""
     source = logits.contiguous()

@@ -61,6 +61,24 @@ def _as_float32(values: Array) -> Array:
     )
 
 
+def _as_bfloat16(values: Array) -> Array:
+    """float32 to upper halves, to the nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+class _Results:
+    """What an operation with several results gives back."""
+
+    def __init__(self, only: Any) -> None:
+        self._only = only
+
+    def get_result(self, number: int) -> Any:
+        """The result of this number."""
+        return self._only
+
+
 def make_exact() -> None:
     """Turn the interpreter on for this process and make it exact; call it before anything imports triton."""
     os.environ["TRITON_INTERPRET"] = "1"
@@ -77,12 +95,42 @@ def make_exact() -> None:
         left, right = (_as_float32(part.data) for part in (a, b))
         return handle(dot_chain(left, right, d.data), d.dtype.scalar)
 
+    multiply, cast = builder.create_fmul, builder.cast_impl
+
+    def cast_rounded(self: Any, source: Any, target: Any) -> Any:
+        """As shipped, a conversion to bfloat16 cuts bits off."""
+        kinds = str(source.dtype.scalar), str(target.scalar)
+        if kinds == ("fp32", "bf16"):
+            return handle(_as_bfloat16(source.data), target.scalar)
+        if kinds == ("bf16", "fp32"):
+            return handle(_as_float32(source.data), target.scalar)
+        return cast(self, source, target)
+
+    def create_fmul(self: Any, x: Any, y: Any) -> Any:
+        if x.data.dtype != np.uint16:
+            return multiply(self, x, y)
+        product = _as_float32(x.data) * _as_float32(y.data)  # exact: 16 bits of significand
+        return handle(_as_bfloat16(product), x.dtype.scalar)
+
+    def create_inline_asm(self: Any, text: str, constraints: str, values: Any, *rest: Any) -> Any:
+        assert text.startswith("fma.rn.bf16x2"), text
+        a, b = (value.data.view(np.uint32) for value in values[:2])
+        low, high = (
+            _as_bfloat16(
+                _as_float32((a >> shift).astype(np.uint16)) * _as_float32((b >> shift).astype(np.uint16))
+            )
+            for shift in (np.uint32(0), np.uint32(16))
+        )
+        both = low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16)
+        return _Results(handle(both.view(np.int32), rest[0][0].scalar))
+
     def patch_with_scalars(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)
         # numpy 2.4 no longer turns an array of one element into an int by itself
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
-    builder.create_fma, builder.create_dot = create_fma, create_dot
+    builder.create_fma, builder.create_dot, builder.create_fmul = create_fma, create_dot, create_fmul
+    builder.cast_impl, builder.create_inline_asm = cast_rounded, create_inline_asm
     interpreter._patch_lang_tensor = patch_with_scalars
 
 

@@ -1,0 +1,139 @@
+"""Section of ``gpu_layers.py``: the ops of profile fast as the engine calls them; do rows keep their bits?
+
+A call on many rows against calls on some of them, across every edge of a bucket of rows, and against float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fast_references as reference
+import torch
+from layers_common import DEVICE, Report
+
+from deepinfer.kernels.gpu.fast_backend import FastGpuOps
+from deepinfer.kernels.gpu.fast_linear import FastLinear, linear
+from deepinfer.kernels.gpu.gemm import Workspace
+
+ROWS = 2100
+PARTS = ((0, 1), (3, 19), (4, 21), (5, 69), (6, 71), (7, 519), (8, 521), (9, 2058))
+WIDTHS = ((1280, 5120), (512, 5120), (5120, 2304))
+
+
+def _launch(outputs: int, inputs: int, exact: bool, num_rows: int) -> None:
+    place = torch.device("cpu")
+    parts = torch.empty(1, outputs if exact else 3 * outputs, inputs, dtype=torch.bfloat16)
+    for bf16 in (False, True):
+        workspace = Workspace.on(place, 1 << 22, 1 << 14)
+        linear(torch.empty(num_rows, inputs), FastLinear(parts, 1 if exact else 3, inputs), workspace, bf16)
+
+
+def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """The products; the rest are few launches."""
+    for outputs, inputs in WIDTHS:
+        for num_rows in (1, 17, 65, 513, 2100):
+            yield _launch, (outputs, inputs, True, num_rows)
+    for num_rows in (1, 17, 65, 513, 2100):
+        yield _launch, (24, 20480, False, num_rows)
+
+
+def _unequal(call: Callable[[slice], tuple[torch.Tensor, ...]], parts: Any = PARTS) -> int:
+    whole = call(slice(0, ROWS))
+    return sum(
+        int((a != b[low:high]).sum())
+        for low, high in parts
+        for a, b in zip(call(slice(low, high)), whole, strict=True)
+    )
+
+
+def _values(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE).to(torch.bfloat16).float()
+
+
+def run(report: Report) -> None:
+    """All ops."""
+    torch.manual_seed(2)
+    ops = FastGpuOps(True, torch.device(DEVICE))
+
+    def product(outputs: int, inputs: int, exact: bool) -> dict[str, float]:
+        weight = torch.randn(outputs, inputs, device=DEVICE)
+        packed = ops.pack_linear(weight.to(torch.bfloat16).float() if exact else weight)
+        x = _values(ROWS, inputs)
+        wanted = x[:8].double() @ (packed.parts[0].double() if exact else weight.double()).T
+        error = reference.relative(ops.linear_fp32(x[:8], packed), wanted)
+        return {"error": error, "unequal": _unequal(lambda rows: (ops.linear(x[rows], packed),))}
+
+    for outputs, inputs in WIDTHS:
+        report.attempt(f"ops linear {outputs}x{inputs}", lambda o=outputs, i=inputs: product(o, i, True))
+    report.attempt("ops linear 24x20480, three parts", lambda: product(24, 20480, False))
+
+    def sums() -> dict[str, int]:
+        x, gain, eps = _values(ROWS, 5120), torch.randn(5120, device=DEVICE), 1e-20
+        streams, kv, gains = _values(ROWS, 4, 512), _values(ROWS, 2560), torch.randn(4, 512, device=DEVICE)
+        fn, base = ops.pack_linear(torch.randn(24, 2048, device=DEVICE) / 50), torch.randn(24, device=DEVICE)
+        scale, logits = torch.randn(3, device=DEVICE), torch.randn(ROWS, 12928, device=DEVICE)
+        targets = torch.randint(0, 12928, (ROWS,), device=DEVICE)
+        return {
+            "norm": _unequal(lambda rows: (ops.rms_norm(x[rows], gain, eps),)),
+            "mix": _unequal(lambda rows: ops.hc_mix(streams[rows], fn, base, scale, 20, 1e-6, eps)),
+            "engram": _unequal(lambda rows: (ops.engram_gate(streams[rows], kv[rows], gains, eps),)),
+            "logprobs": _unequal(lambda rows: ops.token_logprobs(logits[rows], targets[rows])),
+        }
+
+    report.attempt("ops sums over a row, unequal", sums)
+
+    def attention() -> dict[str, float]:
+        q, pool, sink = _values(ROWS, 64, 512), _values(9000, 512), torch.randn(64, device=DEVICE)
+        near = torch.randint(-1, 9000, (ROWS, 128), device=DEVICE)
+        far = torch.randint(-1, 9000, (ROWS, 512), device=DEVICE)
+        few = ops.sparse_attention(q[:4], pool, near[:4], pool, far[:4], sink)
+        wanted = reference.attention(q[:4], pool, near[:4], pool, far[:4], sink)
+        unequal = _unequal(
+            lambda r: (ops.sparse_attention(q[r], pool, near[r], pool, far[r], sink),), PARTS[:5]
+        )
+        return {"error": reference.relative(few, wanted), "unequal": unequal}
+
+    report.attempt("ops sparse_attention", attention)
+
+    def index() -> dict[str, int]:
+        q, w, keys = _values(ROWS, 32, 128), _values(ROWS, 32), _values(20000, 128)
+        base, counts = (
+            torch.zeros(ROWS, dtype=torch.int64, device=DEVICE),
+            torch.arange(ROWS, device=DEVICE) * 9,
+        )
+        _, blocks = ops.index_select(q, w, keys, base, counts, 20000, 512, 1024, 8)
+        return {
+            "select": _unequal(
+                lambda r: ops.index_select(q[r], w[r], keys, base[r], counts[r], 20000, 512, 1024, 8),
+                PARTS[:6],
+            ),
+            "within": _unequal(
+                lambda r: (ops.index_select_within(q[r], w[r], keys, base[r], counts[r], blocks[r], 8, 512),),
+                PARTS[:6],
+            ),
+        }
+
+    report.attempt("ops index, unequal", index)
+
+    def experts() -> dict[str, float]:
+        generator = torch.Generator(DEVICE).manual_seed(1)
+
+        def weight(*shape: int) -> torch.Tensor:
+            return reference.decode_mxfp4(*reference.random_mxfp4(generator, *shape))
+
+        parts = [(weight(384, 640), weight(384, 640), weight(640, 384)) for _ in range(24)]
+        routed, shared = ops.pack_experts(24, lambda e: parts[e]), ops.pack_experts(1, lambda _: parts[0])
+        x, shares = _values(ROWS, 640), torch.rand(ROWS, 6, device=DEVICE)
+        ids = torch.rand(ROWS, 24, device=DEVICE).topk(6).indices.sort().values
+        gate, up, down = (torch.stack([p[i] for p in parts]) for i in range(3))
+        outer = reference.expert_outputs(x[:8], ids[:8], shares[:8], gate, up, down, 10.0)[1]
+        one = torch.ones(8, 1, device=DEVICE)
+        common = reference.expert_outputs(x[:8], torch.zeros_like(ids[:8, :1]), one, gate, up, down, 10.0)[1]
+        wanted = outer.view(8, 6, -1).sum(1) + common
+        return {
+            "error": reference.relative(ops.moe(x[:8], ids[:8], shares[:8], routed, shared, 10.0), wanted),
+            "unequal": _unequal(lambda r: (ops.moe(x[r], ids[r], shares[r], routed, shared, 10.0),)),
+        }
+
+    report.attempt("ops moe", experts)

@@ -1,0 +1,145 @@
+"""The device kernel set in profile fast: the ops that carry the time, on tensor cores and with sums across
+lanes.
+
+What only moves or rounds values (rotation, cache records, streams, router, sampling's integers) is
+inherited: it is the same in both profiles. A row's bits depend on nothing but the row, as in profile
+strict; they are the chip's own and differ from the CPU's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from deepinfer.kernels.gpu import fast_experts, fast_linear, hyper, pool_attention, row_sums, sampling
+from deepinfer.kernels.gpu.backend import GpuOps
+from deepinfer.kernels.gpu.fast_experts import AnyExperts
+from deepinfer.kernels.gpu.fast_linear import FastLinear
+from deepinfer.kernels.gpu.gemm import Workspace
+from deepinfer.kernels.interface import LoadExpert
+
+_PARTIALS, _TILES = 1 << 22, 1 << 14
+
+
+class FastGpuOps(GpuOps):
+    """Implements ``kernels.interface.Ops`` with activations rounded to bfloat16."""
+
+    def __init__(self, round_caches: bool, device: torch.device) -> None:
+        """Bind the device; takes 16 MiB for partial sums there. For one stream at a time."""
+        super().__init__(True, round_caches, device)
+        self._workspace = Workspace.on(device, _PARTIALS, _TILES)
+
+    def pack_linear(self, weight: torch.Tensor) -> FastLinear:  # type: ignore[override]
+        """See ``Ops``."""
+        return fast_linear.pack_linear(weight, self.device)
+
+    def pack_experts(self, num_experts: int, load: LoadExpert) -> AnyExperts:  # type: ignore[override]
+        """See ``Ops``."""
+        return fast_experts.pack_experts(num_experts, load, self.device)
+
+    def linear(self, x: torch.Tensor, weight: FastLinear) -> torch.Tensor:  # type: ignore[override]
+        """See ``Ops``."""
+        return fast_linear.linear(x, weight, self._workspace, True)
+
+    def linear_fp32(self, x: torch.Tensor, weight: FastLinear) -> torch.Tensor:  # type: ignore[override]
+        """See ``Ops``."""
+        return fast_linear.linear(x, weight, self._workspace, False)
+
+    def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+        """See ``Ops``."""
+        return row_sums.rms_norm(x, gain, eps, True)
+
+    def hc_mix(  # type: ignore[override]
+        self,
+        streams: torch.Tensor,
+        fn: FastLinear,
+        base: torch.Tensor,
+        scale: torch.Tensor,
+        iterations: int,
+        hc_eps: float,
+        rms_eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        flat = streams.reshape(len(streams), -1).contiguous()
+        products, squares = self.linear_fp32(flat, fn), row_sums.square_sums(flat)
+        return hyper.mix(flat, products, squares, base, scale, iterations, hc_eps, rms_eps)
+
+    def index_select(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        keys: torch.Tensor,
+        base: torch.Tensor,
+        counts: torch.Tensor,
+        longest: int,
+        top: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return pool_attention.index_select(q, w, keys, base, counts, longest, top, num_blocks, block_size)
+
+    def index_select_within(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        keys: torch.Tensor,
+        base: torch.Tensor,
+        counts: torch.Tensor,
+        blocks: torch.Tensor,
+        block_size: int,
+        top: int,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return pool_attention.index_select_within(q, w, keys, base, counts, blocks, block_size, top)
+
+    def sparse_attention(
+        self,
+        q: torch.Tensor,
+        window: torch.Tensor,
+        window_slots: torch.Tensor,
+        main: torch.Tensor,
+        main_slots: torch.Tensor,
+        sink: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return pool_attention.sparse_attention(q, window, window_slots, main, main_slots, sink)
+
+    def moe(  # type: ignore[override]
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        experts: AnyExperts,
+        shared: AnyExperts,
+        limit: float,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return fast_experts.moe(x, expert_ids, weights, experts, shared, limit, self._workspace)
+
+    def engram_gate(
+        self, streams: torch.Tensor, kv: torch.Tensor, gains: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return row_sums.engram_gate(streams, kv, gains, eps, True)
+
+    def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """See ``Ops``."""
+        return row_sums.log_softmax(logits)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return row_sums.token_logprobs(logits, targets)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_p: torch.Tensor,
+        top_k: torch.Tensor,
+        min_p: torch.Tensor,
+        words: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return sampling.sample(logits, temperature, top_p, top_k, min_p, words, row_sums.mass_sums)

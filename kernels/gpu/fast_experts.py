@@ -1,0 +1,152 @@
+"""Mixture of experts of profile fast: routed experts on MXFP4 weights, the shared one on two bf16 products.
+
+Routed experts whose weights MXFP4 does not hold exactly keep the strict kernels, rounded where the profile
+rounds: right and slow.
+
+Legend: T rows, D model width, I inner width, E experts, k experts a token, P = T * k pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from deepinfer.kernels.gpu import experts as strict
+from deepinfer.kernels.gpu.elementary import greater, lesser, rounded
+from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, fast_silu, inner_products, outer_products
+from deepinfer.kernels.gpu.expert_groups import plan_tiles
+from deepinfer.kernels.gpu.fast_linear import FastLinear, linear, pack_linear
+from deepinfer.kernels.gpu.gemm import Workspace
+from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.mxfp4_weights import BLOCK, Mxfp4Weights, exact_codes, pack_codes
+
+_FEW = 8
+"""Pairs an expert has on average below which its tile holds 16."""
+_TILE = 1024
+
+
+@dataclass(frozen=True)
+class RoutedExperts:
+    """MXFP4 weights of all experts of a layer."""
+
+    gate: Mxfp4Weights
+    up: Mxfp4Weights
+    down: Mxfp4Weights
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """The two products of the only expert: gate over up [2 I, D], and down [D, I]."""
+
+    inner: FastLinear
+    down: FastLinear
+
+
+AnyExperts = RoutedExperts | SharedExpert | strict.PackedExperts
+
+
+def pack_experts(
+    num_experts: int,
+    load: Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+    place: torch.device,
+) -> AnyExperts:
+    """Pack experts one at a time; ``load(e)`` gives gate [I, D], up [I, D] and down [D, I] of expert e.
+
+    Raises:
+        ValueError: no expert.
+    """
+    if num_experts < 1:
+        raise ValueError("pack_experts: a layer needs at least one expert")
+    if num_experts == 1:
+        gate, up, down = load(0)
+        return SharedExpert(pack_linear(torch.cat((gate, up)), place), pack_linear(down, place))
+    parts: tuple[list[Mxfp4Weights], ...] = ([], [], [])
+    for e in range(num_experts):
+        for part, weight in zip(parts, load(e), strict=True):
+            exact = exact_codes(weight.detach().to(place, torch.float32).contiguous())
+            if exact is None or (parts[0] and parts[0][0].words.shape[2] * 8 % BLOCK):
+                return strict.pack_experts(num_experts, load, place)
+            part.append(pack_codes(exact[0][None], exact[1][None]))
+    whole = [
+        Mxfp4Weights(torch.cat([w.words for w in part]), torch.cat([w.scales for w in part]))
+        for part in parts
+    ]
+    return RoutedExperts(*whole)
+
+
+def depth_of(inputs: int) -> int:
+    """Channels of a step: a function of K alone, for it takes part in the order of the sums."""
+    padded = ceil_div(inputs, BLOCK) * BLOCK
+    return next(depth for depth in (256, 128, 64) if padded % depth == 0)
+
+
+def tile_for(num_pairs: int, num_experts: int, inputs: int) -> ExpertTile:
+    """A launch shape by pairs per expert; apart from the depth it moves no bit."""
+    depth = depth_of(inputs)
+    if num_pairs < _FEW * num_experts:
+        return ExpertTile(64, 16, depth, 3, 4)
+    return ExpertTile(128, 64, depth, 2, 8)
+
+
+def routed(
+    x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, experts: RoutedExperts, limit: float
+) -> torch.Tensor:
+    """bfloat16 [P, D]: every pair's expert applied to its row ``x`` bfloat16 [T, D], weighted."""
+    num_experts = experts.gate.words.shape[0]
+    x = torch.nn.functional.pad(x, (0, -x.shape[1] % BLOCK))
+    tile = tile_for(ids.numel(), num_experts, x.shape[1])
+    tiles = plan_tiles(ids, num_experts, tile.pairs)
+    h = inner_products(x, tiles, shares, experts.gate, experts.up, limit, tile)
+    return outer_products(h, tiles, experts.down, tile_for(ids.numel(), num_experts, h.shape[1]))
+
+
+@kernel
+def _activate_kernel(
+    products: Ptr, out: Ptr, limit: float, inner: int, BLOCK: tl.constexpr, CLAMP: tl.constexpr
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = products + row * 2 * inner + i
+    g, u = tl.load(source, i < inner, other=0.0), tl.load(source + inner, i < inner, other=0.0)
+    if CLAMP:
+        g, u = lesser(g, limit), greater(lesser(u, limit), -limit)
+    tl.store(out + row * inner + i, rounded(fast_silu(g) * u, True), i < inner)
+
+
+def _shared(x: torch.Tensor, expert: SharedExpert, limit: float, workspace: Workspace) -> torch.Tensor:
+    """float32 [T, D] of bfloat16 values."""
+    products = linear(x, expert.inner, workspace, True)
+    inner = expert.inner.num_outputs // 2
+    h = torch.empty(len(x), inner, dtype=torch.float32, device=x.device)
+    grid = (len(x), ceil_div(inner, _TILE))
+    launch(_activate_kernel, grid, products, h, limit, inner, BLOCK=_TILE, CLAMP=limit > 0)
+    return linear(h, expert.down, workspace, True)
+
+
+def moe(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: AnyExperts,
+    shared: AnyExperts,
+    limit: float,
+    workspace: Workspace,
+) -> torch.Tensor:
+    """See ``Ops.moe``: float32 [T, D] of bfloat16 values in and out.
+
+    Raises:
+        ValueError: ``shared`` is not one expert.
+    """
+    if not isinstance(shared, SharedExpert):
+        raise ValueError("moe: the shared expert must be packed as one")
+    ids, shares = expert_ids.contiguous(), weights.contiguous()
+    if isinstance(experts, RoutedExperts):
+        pairs = routed(x.to(torch.bfloat16), ids, shares, experts, limit)
+    elif isinstance(experts, strict.PackedExperts):
+        pairs = strict.outputs(x.contiguous(), ids, shares, experts, limit, True)
+    else:
+        raise ValueError("moe: at least two routed experts are needed")
+    return combine(pairs, _shared(x, shared, limit, workspace), ids.shape[1], torch.float32)

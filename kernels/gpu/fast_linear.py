@@ -1,0 +1,101 @@
+"""Linear layers of profile fast: bfloat16 products on tensor cores, float32 sums in an order fixed by the
+shape.
+
+Activations of profile fast hold bfloat16 values, so that nothing is lost by handing them over as bfloat16. A
+weight that bfloat16 holds exactly is one part; any other float32 weight is three, whose sum it is to 24
+bits, and so are its products.
+
+Legend: T rows, K inputs, N outputs, G groups, P = 1 or 3 parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.kernels.gpu.elementary import rounded
+from deepinfer.kernels.gpu.gemm import Workspace
+from deepinfer.kernels.gpu.gemm_tiles import multiply
+from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+
+import triton.language as tl  # isort: skip
+
+_TILE = 1024
+
+
+@dataclass(frozen=True)
+class FastLinear:
+    """``parts`` bfloat16 [G, P * N, K'], K filled up with zeros to a multiple of 8."""
+
+    parts: torch.Tensor
+    num_parts: int
+    num_inputs: int
+
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        return self.parts.shape[0]
+
+    @property
+    def num_outputs(self) -> int:
+        """N of one group."""
+        return self.parts.shape[1] // self.num_parts
+
+
+def pack_linear(weight: torch.Tensor, place: torch.device) -> FastLinear:
+    """Cut ``weight`` float32 [N, K], or [G, N, K] for a grouped linear, into bfloat16 parts."""
+    left = weight.detach().to(place, torch.float32)
+    left = left if left.ndim == 3 else left[None]
+    num_inputs = left.shape[2]
+    left = torch.nn.functional.pad(left, (0, -num_inputs % 8))
+    parts = []
+    for _ in range(3):
+        parts.append(left.to(torch.bfloat16))
+        left = left - parts[-1].to(torch.float32)
+    if not bool(left.any() | parts[1].any()):
+        parts = parts[:1]
+    return FastLinear(torch.cat(parts, 1).contiguous(), len(parts), num_inputs)
+
+
+@kernel
+def _sum_kernel(
+    parts: Ptr, out: Ptr, num_outputs: int, stride: int, BLOCK: tl.constexpr, BF16: tl.constexpr
+) -> None:
+    """``(p_0 + p_1) + p_2`` of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = parts + row * 3 * num_outputs + n
+    total = tl.load(source, n < num_outputs, other=0.0) + tl.load(
+        source + num_outputs, n < num_outputs, other=0.0
+    )
+    total = total + tl.load(source + 2 * num_outputs, n < num_outputs, other=0.0)
+    tl.store(out + row * stride + n, rounded(total, BF16), n < num_outputs)
+
+
+def linear(x: torch.Tensor, weight: FastLinear, workspace: Workspace, bf16: bool) -> torch.Tensor:
+    """``x`` float32 [T, G * K] of bfloat16 values -> float32 [T, G * N], rounded to bfloat16 if ``bf16``.
+
+    Raises:
+        ValueError: ``x`` has another width than the weight.
+    """
+    groups, depth, outputs = weight.num_groups, weight.num_inputs, weight.num_outputs
+    if x.ndim != 2 or x.shape[1] != groups * depth:
+        raise ValueError(f"linear: x is {list(x.shape)}, the weight takes [T, {groups * depth}]")
+    out = torch.empty(len(x), groups * outputs, dtype=torch.float32, device=x.device)
+    if len(x) == 0:
+        return out
+    half = x.to(torch.bfloat16)
+    for group in range(groups):
+        rows = half[:, group * depth : (group + 1) * depth]
+        if depth % 8 or rows.data_ptr() % 16 or rows.stride(0) % 8:
+            rows = torch.nn.functional.pad(rows, (0, -depth % 8)).contiguous()
+        own = out[:, group * outputs : (group + 1) * outputs]
+        if weight.num_parts == 1:
+            multiply(rows, weight.parts[group], own, workspace, bf16)
+            continue
+        parts = torch.empty(len(x), 3 * outputs, dtype=torch.float32, device=x.device)
+        multiply(rows, weight.parts[group], parts, workspace)
+        grid = (len(x), ceil_div(outputs, _TILE))
+        launch(_sum_kernel, grid, parts, own, outputs, out.stride(0), BLOCK=_TILE, BF16=bf16)
+    return out

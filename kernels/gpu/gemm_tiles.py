@@ -1,0 +1,83 @@
+"""Which tile a bf16 GEMM gets: a table by outputs, inputs and bucket of rows, made from committed
+measurements.
+
+``benchmarks/results/`` holds what it was made from. The chunk of K, and with it the order of every sum,
+follows from (N, K) alone; a bucket of rows only chooses a launch shape, which the device script found to
+move no bit.
+
+Legend: M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm
+from deepinfer.kernels.gpu.gemm_wide import WideTile, gemm_wide
+from deepinfer.kernels.gpu.launching import ceil_div
+
+_BUCKETS = (16, 64, 512, 2048)
+"""Largest row counts of the buckets; a fifth holds the rest."""
+_FEW = Tile(64, 16, 128, 6, 4)
+_SOME = Tile(64, 64, 128, 4, 4)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The chunk of K for one weight shape, and a tile for every bucket of rows."""
+
+    chunk: int
+    tiles: tuple[Tile | WideTile, ...]
+
+
+_MEASURED = {
+    (1280, 5120): Plan(
+        5120,
+        (
+            _FEW,
+            _SOME,
+            WideTile((64, 0), (64, 32), 128, 4, 4),
+            WideTile((128, 0), (128, 32), 64, 4, 8),
+            WideTile((128, 0), (128, 32), 64, 4, 8),
+        ),
+    ),
+}
+
+
+def split(outputs: int, inputs: int) -> int:
+    """Length of a chunk for a shape without a measurement: a multiple of 128, at least 1,024.
+
+    A hundred or so programs keep the memory busy when rows are few.
+    """
+    chunks = max(1, min(inputs // 1024, 96 // max(ceil_div(outputs, 64), 1)))
+    return ceil_div(ceil_div(inputs, chunks), 128) * 128
+
+
+def plan(outputs: int, inputs: int) -> Plan:
+    """The plan of a weight shape."""
+    known = _MEASURED.get((outputs, inputs))
+    if known is not None:
+        return known
+    chunk = split(outputs, inputs)
+    few = Tile(64, 16, 128, 4, 4, BY_LAST)
+    some = Tile(64, 64, 128, 4, 4, BY_SECOND)
+    many = Tile(64, 128, 64, 5, 4), Tile(128, 128, 64, 4, 8), Tile(128, 128, 64, 4, 8)
+    return Plan(chunk, (few, some, *many))
+
+
+def multiply(
+    x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, workspace: Workspace, bf16: bool = False
+) -> torch.Tensor:
+    """``x`` bfloat16 [M, K] times ``w`` bfloat16 [N, K] into ``out`` [M, N]; see ``gemm.gemm``."""
+    (num_rows, inputs), outputs = x.shape, w.shape[0]
+    chosen = plan(outputs, inputs)
+    bucket = sum(num_rows > bound for bound in _BUCKETS)
+    tile = chosen.tiles[bucket]
+    if isinstance(tile, WideTile):
+        return gemm_wide(x, w, out, tile, bf16)
+    chunks = ceil_div(inputs, chosen.chunk)
+    if tile.way != IN_LOOP and chunks * out.numel() > workspace.partials.numel():
+        tile = Tile(tile.outputs, tile.rows, tile.depth, tile.stages, tile.warps, IN_LOOP)
+    return gemm(x, w, out, chosen.chunk, tile, workspace, bf16)
