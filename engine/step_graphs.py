@@ -17,7 +17,7 @@ from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.model.engram import Memory
 from deepinfer.engine.model.transformer import Hidden, Transformer
 from deepinfer.engine.step_padding import bucket_of, filled_rows, padded
-from deepinfer.engine.transfer import moved, pack, rebuilt, tensors_in, unpacked
+from deepinfer.engine.transfer import moved, pack, pack_into, rebuilt, tensors_in, unpacked
 
 Work = Callable[[], Hidden]
 Capture = Callable[[Work], Work]
@@ -29,12 +29,13 @@ MAX_ROWS = 64
 
 @dataclass
 class _Recording:
-    """One bucket: the buffer that its steps are copied to, and the graphs that read it.
+    """One bucket: the buffer that its steps are copied to, out of a pinned one, and the graphs that read it.
 
     ``plays`` holds, by whether features are wanted, how to run the layers again; None after the first run,
     which went without a graph and compiled the kernels.
     """
 
+    pinned: torch.Tensor
     buffer: torch.Tensor
     step: Step
     memories: dict[int, Memory]
@@ -94,15 +95,16 @@ class StepGraphs:
         }
         tree = {0: filled, 1: memories}
         tensors = list(tensors_in(tree))
-        packed = pack(tensors)
-        if bucket not in self._recordings:
-            buffer = packed.to(device, copy=True)
+        recording = self._recordings.get(bucket)
+        if recording is None:
+            pinned = pack(tensors)
+            buffer = pinned.to(device, copy=True)
             views = unpacked(buffer, tensors)
-            here = rebuilt(filled, views), rebuilt(memories, views)
-            self._recordings[bucket] = _Recording(buffer, *here)
+            recording = _Recording(pinned, buffer, rebuilt(filled, views), rebuilt(memories, views))
+            self._recordings[bucket] = recording
         else:
-            _load(self._recordings[bucket].buffer, packed)
-        placed = rebuilt(filled, unpacked(self._recordings[bucket].buffer, tensors))
+            _load(recording, tensors)
+        placed = rebuilt(filled, unpacked(recording.buffer, tensors))
         if windows.shape[0]:
             encoder = replace(placed.encoder, boundary_windows=moved(windows, device))
             placed = replace(placed, encoder=encoder)
@@ -130,8 +132,10 @@ class StepGraphs:
         return hidden
 
 
-def _load(buffer: torch.Tensor, packed: torch.Tensor) -> None:
-    buffer.copy_(packed, non_blocking=True)
+def _load(recording: _Recording, tensors: list[torch.Tensor]) -> None:
+    """Copy a step; the one before it has been fetched, so nobody reads the pinned buffer any more."""
+    pack_into(recording.pinned, tensors)
+    recording.buffer.copy_(recording.pinned, non_blocking=True)
 
 
 def _without_boundaries(step: Step) -> Step:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch.nn import functional
 
 from deepinfer.engine.batch import Bucket, Groups, Rows, Step
 
@@ -85,7 +84,7 @@ def _rows_of(rows: Rows, size: int) -> Rows:
 
 def _shifted(places: torch.Tensor, size: int, room: int) -> torch.Tensor:
     """Places in a buffer whose first part has ``room`` rows instead of ``size``."""
-    return torch.where(places >= size, places + (room - size), places)
+    return torch.where(places >= size, places + (room - size), places) if room > size else places
 
 
 def _groups_of(groups: Groups, step: Step, size: int, room: int, longest: int) -> Groups:
@@ -106,4 +105,6 @@ def _groups_of(groups: Groups, step: Step, size: int, room: int, longest: int) -
 def _filled(values: torch.Tensor, size: int, value: int) -> torch.Tensor:
     """``values`` [n, ...] with rows of ``value`` behind them, [size, ...]."""
     missing = size - values.shape[0]
-    return functional.pad(values, (0, 0) * (values.ndim - 1) + (0, missing), value=value)
+    if missing == 0:
+        return values
+    return torch.cat([values, values.new_full((missing, *values.shape[1:]), value)])

@@ -37,12 +37,19 @@ def moved(tree: T, device: torch.device) -> T:
 
 def pack(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """CPU tensors one after the other in one buffer, uint8 [bytes], pinned where there is a CUDA device."""
-    sources = [tensor.contiguous() for tensor in tensors]
-    size = sum(map(_room, sources))
-    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-    for target, source in zip(unpacked(buffer, sources), sources, strict=True):
-        target.copy_(source)
+    sources = list(tensors)
+    buffer = torch.empty(sum(map(_room, sources)), dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    pack_into(buffer, sources)
     return buffer
+
+
+def pack_into(buffer: torch.Tensor, tensors: Iterable[torch.Tensor]) -> None:
+    """The same into a buffer of the right size."""
+    place, start = buffer.numpy(), 0
+    for tensor in tensors:
+        source = tensor.numpy()
+        place[start : start + source.nbytes].view(source.dtype).reshape(source.shape)[...] = source
+        start += _room(tensor)
 
 
 def unpacked(buffer: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -18,6 +18,7 @@ from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.costs import StepCosts
 from deepinfer.engine.speculation.pauses import Drafting, Pauses
 from deepinfer.engine.speculation.timing import StepTiming
+from deepinfer.engine.transfer import fetched, moved
 from deepinfer.kernels.interface import Ops
 
 
@@ -40,7 +41,9 @@ class ConfidenceDrafts:
             given = sequence.drafts.confidences[: self._most]
             confidences[row, : len(given)] = given
         total = min(room, self._budget(confidences, caps))
-        shares = self._ops.verify_budget(torch.from_numpy(confidences), torch.from_numpy(caps), total)
+        asked = {0: torch.from_numpy(confidences), 1: torch.from_numpy(caps)}
+        here = moved(asked, self._ops.device)
+        (shares,) = fetched(self._ops.verify_budget(here[0], here[1], total))
         given_out: list[int] = shares.tolist()
         return given_out
 

@@ -99,7 +99,7 @@ def padding_in_the_rings(patch: pytest.MonkeyPatch) -> None:
 
 def stale_buffers(patch: pytest.MonkeyPatch) -> None:
     """A buffer that keeps the first step it was given."""
-    patch.setattr(step_graphs, "_load", lambda buffer, packed: None)
+    patch.setattr(step_graphs, "_load", lambda recording, tensors: None)
 
 
 @pytest.mark.parametrize("fault", [shift_windows, padding_that_writes, padding_in_the_rings, stale_buffers])
