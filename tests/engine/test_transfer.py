@@ -74,7 +74,11 @@ def _watch(name: str, sound: Any, fetched: list[torch.Tensor], looks: list[str])
         caller = sys._getframe(1).f_code
         path = Path(caller.co_filename)
         is_ours = path.parent.parts[-1] == "engine" or "engine" in path.parts[-3:-1]
-        if is_ours and path.name != "engram_table.py" and not any(self is one for one in fetched):
+        if (
+            is_ours
+            and path.name not in ("engram_table.py", "transfer.py")
+            and not any(self is one for one in fetched)
+        ):
             looks.append(f"{path.name}: {caller.co_name} calls {name}")
         return sound(self, *arguments, **named)
 
