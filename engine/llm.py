@@ -84,15 +84,16 @@ class LLM:
         self.model_dir = bundled_model_dir() if model is None else Path(model)
         self.model_config = _readable(load_model_config(self.model_dir), self.config)
         self.rule = prefill_rule(self.model_config, self.config.prefill, self.config.keep)
-        ops = _ops(self.config)
-        self._loaded = LoadedModel(self.model_dir, self.model_config, ops)
-        self._model = self._loaded.backbone.bound_to(ops)
+        self._weights: dict[str, LoadedModel] = {}
+        self._bind(_ops(self.config))
 
     def with_config(self, config: EngineConfig) -> LLM:
-        """Another engine on the same weights, without loading them again.
+        """Another engine on the same weights.
+
+        They are loaded again only for a profile whose kernels want them packed in another way, and once.
 
         Raises:
-            ConfigError: the configuration asks for another kernel set, whose weights are packed differently.
+            ConfigError: the configuration asks for another kernel set or device.
         """
         here, there = (f"{c.backend} on {c.device}{', long' * c.allow_long}" for c in (self.config, config))
         if here != there:
@@ -100,9 +101,15 @@ class LLM:
         twin = LLM.__new__(LLM)
         twin.config, twin.model_dir, twin.model_config = config, self.model_dir, self.model_config
         twin.rule = prefill_rule(self.model_config, config.prefill, config.keep)
-        twin._loaded = self._loaded
-        twin._model = self._loaded.backbone.bound_to(_ops(config))
+        twin._weights = self._weights
+        twin._bind(_ops(config))
         return twin
+
+    def _bind(self, ops: Ops) -> None:
+        if ops.packing not in self._weights:
+            self._weights[ops.packing] = LoadedModel(self.model_dir, self.model_config, ops)
+        self._loaded = self._weights[ops.packing]
+        self._model = self._loaded.backbone.bound_to(ops)
 
     @property
     def ops(self) -> Ops:

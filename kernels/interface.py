@@ -38,6 +38,10 @@ class Ops(Protocol):
         """Kernel set, as reports print it."""
 
     @property
+    def packing(self) -> str:
+        """How weights are packed: kernel sets of one packing can share them."""
+
+    @property
     def bf16(self) -> bool:
         """Whether activations are rounded to bfloat16 (profile fast)."""
 

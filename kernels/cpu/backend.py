@@ -34,7 +34,7 @@ from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, S
 class CpuOps:
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
-    name = "cpu"
+    name = packing = "cpu"
     device = torch.device("cpu")
     can_be_recorded = True
     torch_threads = 1

@@ -44,6 +44,11 @@ class GpuOps(Chains):
         """Bind the profile and the device, which is the CPU in Triton's interpreter."""
         self.bf16, self.round_caches, self.device = bf16, round_caches, device
 
+    @property
+    def packing(self) -> str:
+        """See ``Ops``; the profiles have kernels, and so layouts, of their own."""
+        return f"{self.name} {'fast' if self.bf16 else 'strict'}"
+
     def pack_linear(self, weight: torch.Tensor) -> PackedLinear:
         """See ``Ops``."""
         return linears.pack_linear(weight, self.device)

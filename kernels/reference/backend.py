@@ -20,7 +20,7 @@ from deepinfer.kernels.reference.rounding import to_bf16
 class ReferenceOps(Chains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
-    name = "reference"
+    name = packing = "reference"
     device = torch.device("cpu")
     can_be_recorded = False
 
