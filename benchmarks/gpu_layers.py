@@ -61,7 +61,8 @@ def main() -> None:
     if arguments.resume:
         report.facts = json.loads(arguments.resume.read_text())["facts"]
     names = arguments.only.split(",")
-    errors = layers_common.compile_ahead([job for name in names for job in SECTIONS[name].jobs()])
+    jobs = [job for name in names for job in SECTIONS[name].jobs()]
+    errors = layers_common.compile_ahead(jobs, 0.45 * arguments.budget)
     report.failures["compile"] = "\n".join(errors)
     for name in names:
         try:

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,13 +94,20 @@ def _job(job: tuple[Callable[..., None], tuple[Any, ...]]) -> str:
     return ""
 
 
-def compile_ahead(jobs: Iterator[tuple[Callable[..., None], tuple[Any, ...]]] | list[Any]) -> list[str]:
-    """Run launch functions in processes where launches only compile; returns errors."""
-    started = time.perf_counter()
-    todo = list(jobs)
+def compile_ahead(jobs: list[tuple[Callable[..., None], tuple[Any, ...]]], limit: float) -> list[str]:
+    """Run launch functions where launches only compile, in processes, for ``limit`` seconds; give errors."""
+    started, errors = time.perf_counter(), []
     with multiprocessing.get_context("spawn").Pool(os.cpu_count(), compile_only) as pool:
-        errors = [error for error in pool.imap_unordered(_job, todo) if error]
-    print(f"compiled {len(todo)} jobs in {time.perf_counter() - started:.0f} s, {len(errors)} failed")
+        results, done = pool.imap_unordered(_job, jobs), 0
+        try:
+            while done < len(jobs):
+                errors.append(results.next(max(0.1, limit - (time.perf_counter() - started))))
+                done += 1
+        except multiprocessing.TimeoutError:
+            errors.append(f"stopped after {limit:.0f} s")
+        pool.terminate()
+    print(f"compiled {done} of {len(jobs)} jobs in {time.perf_counter() - started:.0f} s", flush=True)
+    errors = [error for error in errors if error]
     for error in errors:
         print(error[-600:])
     return errors

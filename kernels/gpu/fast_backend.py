@@ -59,7 +59,7 @@ class FastGpuOps(GpuOps):
         rms_eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
-        flat = streams.reshape(len(streams), -1).contiguous()
+        flat = streams.flatten(1).contiguous()
         products, squares = self.linear_fp32(flat, fn), row_sums.square_sums(flat)
         return hyper.mix(flat, products, squares, base, scale, iterations, hc_eps, rms_eps)
 

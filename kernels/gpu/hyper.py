@@ -156,7 +156,7 @@ def hc_mix(
     Raises:
         ValueError: S is not a power of two.
     """
-    flat = streams.reshape(len(streams), -1).contiguous()
+    flat = streams.flatten(1).contiguous()
     return mix(flat, linear(flat, fn, False), None, base, scale, iterations, hc_eps, rms_eps)
 
 
