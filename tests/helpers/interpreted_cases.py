@@ -6,7 +6,6 @@ A process of its own, because triton decides at its first import whether it inte
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 
 import torch
@@ -33,16 +32,13 @@ def verdict(case: Case, cpu: Ops, gpu: Ops) -> str:
 
 
 def main() -> None:
-    """Profile strict, or fast if asked."""
+    """Profile strict."""
     warnings.simplefilter("ignore", RuntimeWarning)  # numpy's own, about infinities
-    bf16 = sys.argv[1:] == ["fast"]
-    cpu, gpu = select_ops("cpu", bf16=bf16, num_threads=1), select_ops("triton", bf16=bf16)
+    cpu, gpu = select_ops("cpu", bf16=False, num_threads=1), select_ops("triton", bf16=False)
     small = [case for case in all_cases() if case.small]
     verdicts = {case.name: verdict(case, cpu, gpu) for case in small}
     make_unfused()
     control = next(case for case in small if case.name.startswith("norm"))
-    # strict in any case: rounding to bfloat16 can hide what the fault does
-    cpu, gpu = select_ops("cpu", bf16=False, num_threads=1), select_ops("triton", bf16=False)
     print(json.dumps(verdicts | {"control": verdict(control, cpu, gpu)}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import torch
 from exact_interpreter import make_exact
@@ -147,8 +148,12 @@ def index() -> dict[str, float]:
 
 
 def main() -> None:
-    """All of them."""
-    print(json.dumps(experts() | attention() | index()))
+    """The parts that are asked for."""
+    parts = {"experts": experts, "attention": attention, "index": index}
+    found: dict[str, float] = {}
+    for name in sys.argv[1:] or parts:
+        found |= parts[name]()
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ HELPERS = Path(strict_cases.__file__).parent
 SMALL = [case.name for case in strict_cases.all_cases() if case.small]
 
 
-@pytest.fixture(scope="module", params=["strict", pytest.param("fast", marks=pytest.mark.slow)])
-def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
-    command = [sys.executable, str(HELPERS / "interpreted_cases.py"), request.param]
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, str]:
+    command = [sys.executable, str(HELPERS / "interpreted_cases.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)

@@ -1,0 +1,50 @@
+"""The fast device ops in Triton's interpreter: right to rounding, and a row's bits are its own.
+
+The interpreter proves places, masks and the order that the kernels ask for; what the chip makes of it,
+``benchmarks/gpu_layers.py`` checks there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import fast_references
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+HELPERS = Path(fast_references.__file__).parent
+
+
+def run(*arguments: str) -> dict[str, float]:
+    """What a helper script prints."""
+    script, *rest = arguments
+    done = subprocess.run(
+        [sys.executable, str(HELPERS / script), *rest], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module", params=["experts", "attention", "index"])
+def found(request: pytest.FixtureRequest) -> dict[str, float]:
+    return run("interpreted_fast.py", request.param)
+
+
+def test_kernels_on_packed_records_are_right_and_rows_keep_their_bits(found: dict[str, float]) -> None:
+    for name, value in found.items():
+        assert value < (0.004 if name.endswith("_error") else 0.5), f"{name}: {value}"
+
+
+@pytest.mark.slow
+def test_ops_agree_with_the_cpu_in_profile_fast() -> None:
+    """Floats to a few steps of bfloat16; choices of the small cases have no near ties and must be equal."""
+    found = run("interpreted_fast_cases.py")
+    assert len(found) > 15
+    wrong = {name: value for name, value in found.items() if not value < 0.008}
+    assert wrong.pop("control") > 0.008, "a wrong weight would not be seen"
+    assert wrong == {}
