@@ -175,7 +175,8 @@ class EngineCore:
         ahead = self.scheduler.next_step() if self._runner.is_asynchronous else None
         landed = self._land()
         if ahead:
-            self._launch([share for share in ahead if not share.sequence.is_over])
+            started = self._launch([share for share in ahead if not share.sequence.is_over])
+            self.scheduler.stats.num_ahead += started
         records = self._settle(landed) if landed is not None else []
         if not self._live:
             self._land()

@@ -40,6 +40,7 @@ from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.runner import Wave
 from deepinfer.engine.scheduler import Limits
 from deepinfer.engine.speculation.drafter import Drafter, ModelDrafter
+from deepinfer.engine.speculation.stats import DraftStats
 from deepinfer.engine.state import cache_rows
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.torch_threads import torch_threads_of
@@ -191,6 +192,17 @@ class LLM:
             graphs=config.device is Device.CUDA if config.recorded_steps is None else config.recorded_steps,
         )
         return EngineCore(self._model, self.rule, sizes, self._drafter)
+
+    @property
+    def draft_stats(self) -> DraftStats | None:
+        """What came of all drafts so far; None without speculation."""
+        control = self._core.speculation
+        return None if control is None else control.stats
+
+    @property
+    def num_steps_ahead(self) -> int:
+        """Generation steps that were planned while another ran."""
+        return self._core.scheduler.stats.num_ahead
 
     def generate(
         self, requests: Sequence[GenerateRequest], observe: Observer | None = None

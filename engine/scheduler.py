@@ -67,11 +67,12 @@ class Share:
 
 @dataclass
 class SchedulerStats:
-    """Counters since the start."""
+    """Counters since the start; ``num_ahead`` are steps that were planned while another ran."""
 
     num_steps: int = 0
     num_rows: int = 0
     num_preemptions: int = 0
+    num_ahead: int = 0
 
 
 @dataclass

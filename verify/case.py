@@ -16,6 +16,7 @@ import numpy as np
 
 from deepinfer.engine.api import CacheFormat, Device, EngineConfig, PrefillMode, Profile
 from deepinfer.engine.errors import InputError
+from deepinfer.engine.speculation.options import Speculation
 
 TokenIds = tuple[int, ...]
 Setting = str | int | bool | None
@@ -45,6 +46,8 @@ class Need(StrEnum):
     NOTHING = ""
     HIT = "hit"
     PREEMPTION = "preemption"
+    DRAFTS = "drafts"
+    AHEAD = "ahead"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +103,12 @@ class Trial:
 
 def as_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``EngineConfig`` from plain values."""
-    kinds: dict[str, Callable[[Any], StrEnum]] = {
+    kinds: dict[str, Callable[[Any], Any]] = {
         "prefill": PrefillMode,
         "profile": Profile,
         "cache_format": CacheFormat,
         "device": Device,
+        "speculation": Speculation.from_text,
     }
     return {name: kinds[name](value) if name in kinds else value for name, value in record.items()}
 
@@ -207,7 +211,7 @@ class Answer:
         logits: float32 [R, V].
         by_position: further arrays with one element per row of ``positions``.
         whole: further arrays without positions.
-        num_hit_tokens, num_preemptions: what generation went through.
+        num_hit_tokens, num_preemptions, num_accepted, num_ahead: what generation went through.
         failure: why the engine refused it, else None.
     """
 
@@ -218,6 +222,8 @@ class Answer:
     whole: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     num_hit_tokens: int = 0
     num_preemptions: int = 0
+    num_accepted: int = 0
+    num_ahead: int = 0
     failure: str | None = None
 
 

@@ -55,7 +55,9 @@ def write_answer(answer: Answer, file: BinaryIO) -> None:
         "token_ids": answer.token_ids,
         "positions": answer.positions,
         "logits": answer.logits,
-        "counts": np.array([answer.num_hit_tokens, answer.num_preemptions], np.int64),
+        "counts": np.array(
+            [answer.num_hit_tokens, answer.num_preemptions, answer.num_accepted, answer.num_ahead], np.int64
+        ),
         "failure": np.array(answer.failure or ""),
     }
     arrays |= {f"by_position/{name}": array for name, array in answer.by_position.items()}
@@ -82,6 +84,8 @@ def read_answer(file: BinaryIO) -> Answer:
         whole=below("whole/"),
         num_hit_tokens=int(arrays["counts"][0]),
         num_preemptions=int(arrays["counts"][1]),
+        num_accepted=int(arrays["counts"][2]),
+        num_ahead=int(arrays["counts"][3]),
     )
 
 

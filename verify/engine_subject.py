@@ -64,4 +64,6 @@ class EngineSubject:
             processed_logprobs=[record.processed_logprob for record in records],
             num_hit_tokens=seen[0].num_hit_tokens if seen else 0,
             num_preemptions=seen[0].num_preemptions if seen else 0,
+            num_accepted=0 if self.llm.draft_stats is None else int(self.llm.draft_stats.num_accepted.sum()),
+            num_ahead=self.llm.num_steps_ahead,
         )

@@ -126,6 +126,10 @@ def lacking(case: Case, right: Answer) -> str | None:
         return f"{case.name}: no prefix was reused, so nothing was put to the test"
     if case.need is Need.PREEMPTION and right.num_preemptions == 0:
         return f"{case.name}: nothing was preempted, so nothing was put to the test"
+    if case.need is Need.DRAFTS and right.num_accepted == 0:
+        return f"{case.name}: no draft was accepted, so nothing was put to the test"
+    if case.need is Need.AHEAD and right.num_ahead == 0:
+        return f"{case.name}: no step was planned while another ran, so nothing was put to the test"
     return None
 
 

@@ -66,8 +66,10 @@ def clauses(engine: EngineConfig, model: ModelConfig) -> tuple[Clause, ...]:
         kept("decode", "whether a position was prefilled or decoded", "decode")
         if is_exact_model
         else absent("decode", f"prefill {engine.prefill} drops rows that decoding would have computed"),
-        absent("speculation", "this version generates without speculative decoding"),
-        absent("async", "this version has no asynchronous scheduler"),
+        kept("speculation", "whether drafts are verified, how many, and what came of them", "speculation")
+        if model.num_nextn_predict_layers
+        else absent("speculation", "the model has no draft stages"),
+        kept("async", "whether a step is planned while another runs", "asynchrony"),
         kept("threads", "the number of CPU threads", "threads")
         if on_cpu
         else absent("threads", f"CPU threads compute nothing on device {engine.device}"),

@@ -17,6 +17,7 @@ from deepinfer.engine.errors import ConfigError, DeepInferError, NonFiniteError
 from deepinfer.eval.provenance import device_name
 from deepinfer.verify.check import Check
 from deepinfer.verify.checks import (
+    asynchrony,
     baselines,
     batch,
     chunks,
@@ -33,6 +34,7 @@ from deepinfer.verify.checks import (
     reference,
     rerun,
     seeds,
+    speculation,
     threads,
     yoco,
     yoco_draft,
@@ -62,6 +64,8 @@ CHECKS: tuple[Check, ...] = (
     graphs.CHECK,
     prefix.CHECK,
     preemption.CHECK,
+    speculation.CHECK,
+    asynchrony.CHECK,
     decode.CHECK,
     seeds.CHECK,
     packing.CHECK,

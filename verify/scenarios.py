@@ -153,8 +153,12 @@ def _ids_only(context: CheckContext) -> Iterator[Case]:
         yield _case(f"vllm-53692/ids-{number}", sample.workload, drawn, rescored)
 
 
-def _nothing(context: CheckContext) -> Iterator[Case]:
-    return iter(())
+def _speculative(context: CheckContext) -> Iterator[Case]:
+    for number, policy in enumerate(("fixed:1", "fixed:3", "fixed:5")):
+        sample = context.sample(number, 40)
+        plain = Trial(ask=Ask.GENERATE, prompts=(sample.token_ids,), max_tokens=32)
+        drafted = replace(plain, engine=settings(speculation=policy))
+        yield _case(f"vllm-7627/greedy-{number}", sample.workload, plain, drafted, Need.DRAFTS)
 
 
 _VLLM, _SGLANG = "https://github.com/vllm-project/vllm", "https://github.com/sgl-project/sglang"
@@ -199,8 +203,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         report=f"{_VLLM}/issues/7627",
         symptom="greedy speculative decoding differs from plain decoding",
         shows="speculation on = off",
-        cases=_nothing,
-        absent="this version generates without speculative decoding",
+        cases=_speculative,
     ),
     Scenario(
         name="sglang-34683",

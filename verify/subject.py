@@ -32,6 +32,8 @@ class Generated:
         raw_logprobs, processed_logprobs: of each token, nats.
         num_hit_tokens: prompt positions that came from the prefix cache.
         num_preemptions: how often the request lost its caches and was computed again.
+        num_accepted: drafts that were accepted, of all requests.
+        num_ahead: steps that were planned while another ran.
     """
 
     token_ids: Sequence[int]
@@ -41,6 +43,8 @@ class Generated:
     processed_logprobs: Sequence[float]
     num_hit_tokens: int = 0
     num_preemptions: int = 0
+    num_accepted: int = 0
+    num_ahead: int = 0
 
 
 class Subject(Protocol):

@@ -132,6 +132,8 @@ def generate_answer(found: Generated) -> Answer:
         },
         num_hit_tokens=found.num_hit_tokens,
         num_preemptions=found.num_preemptions,
+        num_accepted=found.num_accepted,
+        num_ahead=found.num_ahead,
     )
 
 

@@ -27,6 +27,20 @@ class Speculation:
     policy: SpeculationPolicy = SpeculationPolicy.OFF
     num_drafts: int | None = None
 
+    @staticmethod
+    def from_text(text: str) -> Speculation:
+        """``off``, ``fixed``, ``confidence``, the last two with ``:K`` for at most K drafts.
+
+        Raises:
+            ValueError: it is none of them.
+        """
+        policy, _, count = text.partition(":")
+        return Speculation(policy=SpeculationPolicy(policy), num_drafts=int(count) if count else None)
+
+    def __str__(self) -> str:
+        """As ``from_text`` reads it."""
+        return self.policy.value + ("" if self.num_drafts is None else f":{self.num_drafts}")
+
     @property
     def is_on(self) -> bool:
         """Whether anything is drafted at all."""

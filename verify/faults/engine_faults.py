@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deepinfer.verify.faults.edit import Edit
 from deepinfer.verify.faults.fault import Fault
+from deepinfer.verify.faults.step_faults import STEP_FAULTS
 
 
 def _fault(
@@ -289,4 +290,4 @@ VALUE_FAULTS = (
     ),
 )
 
-ENGINE_FAULTS = (*CACHE_FAULTS, *PLAN_FAULTS, *SAMPLING_FAULTS, *VALUE_FAULTS)
+ENGINE_FAULTS = (*CACHE_FAULTS, *PLAN_FAULTS, *SAMPLING_FAULTS, *STEP_FAULTS, *VALUE_FAULTS)
