@@ -12,16 +12,12 @@ from layers_common import DEVICE, Report, against, timed
 
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, inner_products, outer_products
 from deepinfer.kernels.gpu.expert_groups import plan_tiles
+from deepinfer.kernels.gpu.fast_experts import RoutedExperts, routed
 from deepinfer.kernels.gpu.mxfp4_weights import Mxfp4Weights, pack_codes
 
 EXPERTS, WIDTH, INNER, CHOSEN, DISTINCT = 384, 5120, 2304, 6, 8
-DECODE = (ExpertTile(64, 16, 256, 3, 4), ExpertTile(64, 16, 256, 4, 4), ExpertTile(128, 16, 256, 3, 8))
-PREFILL = (
-    ExpertTile(128, 64, 256, 2, 8),
-    ExpertTile(64, 64, 256, 2, 4),
-    ExpertTile(128, 128, 256, 2, 8),
-    ExpertTile(64, 128, 256, 2, 4),
-)
+DECODE = (ExpertTile(64, 16, 256, 3, 4), ExpertTile(64, 16, 256, 2, 4))
+PREFILL = (ExpertTile(128, 128, 256, 2, 8), ExpertTile(64, 32, 256, 3, 4))
 
 
 def _launch(tile: ExpertTile) -> None:
@@ -74,6 +70,7 @@ def _draw(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def run(report: Report) -> None:
     """Errors, rows, times."""
     layer = Layer()
+    packed = RoutedExperts(layer.gate, layer.up, layer.down)
     x, ids, shares = _draw(64)
     wanted = reference.expert_outputs(x[:8], ids[:8] % DISTINCT, shares[:8], *layer.plain, 10.0)[1]
     whole = layer.pairs(x, ids, shares, DECODE[0])
@@ -124,3 +121,14 @@ def run(report: Report) -> None:
                 return against(whole, num_bytes, flop) | {key: round(v, 1) for key, v in parts.items()}
 
             report.attempt(f"experts speed rows={num_rows} {astuple(tile)}", speed)
+
+        def op(
+            x: Any = x, ids: Any = ids, shares: Any = shares, b: float = num_bytes, f: float = flop
+        ) -> Any:
+            whole = routed(x, ids, shares, packed, 10.0)
+            part = routed(x[:64], ids[:64], shares[:64], packed, 10.0)
+            calls = [lambda: combine(routed(x, ids, shares, packed, 10.0), None, CHOSEN)]
+            unequal = int((part != whole[: len(part)]).sum())
+            return against(timed(calls, 3 if len(x) > 1000 else 10), b, f) | {"unequal": unequal}
+
+        report.attempt(f"experts op rows={num_rows}", op)

@@ -1,16 +1,16 @@
-"""Section of ``gpu_layers.py``: wide tiles for many rows, against cuBLAS and the bits of the plain kernel."""
+"""Section of ``gpu_layers.py``: the products of the static table against cuBLAS, and their bits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import astuple
 from typing import Any
 
 import torch
 from layers_common import DEVICE, Report, timed
 
 from deepinfer.kernels.gpu.gemm import Tile, Workspace, gemm
-from deepinfer.kernels.gpu.gemm_wide import WideTile, gemm_wide
+from deepinfer.kernels.gpu.gemm_tiles import multiply, plan
 
 SHAPES = (
     (1280, 5120),
@@ -21,107 +21,71 @@ SHAPES = (
     (512, 5120),
     (129280, 5120),
 )
-ROWS = (512, 2048, 8192)
+ROWS = (1, 8, 16, 64, 512, 2048, 8192)
+FEW = (1, 8, 16, 64)
 WITNESS = Tile(128, 128, 64, 4, 4)
-MANY = (
-    WideTile((128, 0), (128, 32), 64, 4, 8),
-    WideTile((128, 32), (128, 0), 64, 4, 8, True),
-    WideTile((128, 64), (128, 64), 64, 4, 8),
-    WideTile((256, 0), (128, 32), 64, 4, 8),
-    WideTile((128, 0), (128, 0), 64, 3, 4),
-    WideTile((128, 0), (256, 0), 64, 4, 8),
-)
-FEW = (
-    WideTile((64, 0), (64, 32), 128, 4, 4),
-    WideTile((128, 0), (64, 16), 64, 6, 8),
-    WideTile((128, 0), (128, 64), 64, 4, 8),
-    WideTile((256, 0), (64, 32), 64, 4, 8),
-    WideTile((64, 0), (128, 0), 128, 4, 4),
-    WideTile((128, 0), (256, 0), 64, 4, 8),
-)
 
 
-def _launch(n: int, k: int, tile: Any, kind: str) -> None:
-    x, w = torch.empty(512, k, dtype=torch.bfloat16), torch.empty(n, k, dtype=torch.bfloat16)
-    out = torch.empty(512, n, dtype=getattr(torch, kind))
-    if isinstance(tile, WideTile):
-        gemm_wide(x, w, out, tile)
-    else:
-        gemm(x, w, out, k, tile, Workspace.on(torch.device("cpu"), 1 << 10, 1 << 10))
+def _launch(n: int, k: int, m: int) -> None:
+    x, w = torch.empty(m, k, dtype=torch.bfloat16), torch.empty(n, k, dtype=torch.bfloat16)
+    workspace = Workspace.on(torch.device("cpu"), 1 << 22, 1 << 14)
+    for kind in (torch.bfloat16, torch.float32):
+        multiply(x, w, torch.empty(m, n, dtype=kind), workspace)
+    gemm(x, w, torch.empty(m, n), plan(n, k).chunk, WITNESS, workspace)
 
 
 def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """Everything this section compiles."""
-    for kind in ("bfloat16", "float32"):
-        for tile in {*MANY, *FEW, WITNESS}:
-            yield _launch, (1280, 5120, tile, kind)
+    for n, k in SHAPES:
+        for m in (16, 64, 512, 2048, 8192):
+            yield _launch, (n, k, m)
+
+
+def _measure(x: torch.Tensor, weights: list[torch.Tensor], workspace: Workspace) -> dict[str, Any]:
+    (m, k), n = x.shape, len(weights[0])
+    repeats = max(2, min(40, int(4e-3 / (max(2 * m * n * k / 7e14, 2 * n * k / 4e12) + 4e-6))))
+    out = torch.empty(m, n, device=DEVICE, dtype=torch.bfloat16)
+    theirs = timed([lambda w=w: torch.mm(x, w.t(), out=out) for w in weights], repeats)
+    ours = timed([lambda w=w: multiply(x, w, out, workspace) for w in weights], repeats)
+    few = x[:2048]
+    exact = gemm(
+        few, weights[0], torch.empty(len(few), n, device=DEVICE), plan(n, k).chunk, WITNESS, workspace
+    )
+    found = multiply(few, weights[0], torch.full_like(exact, float("nan")), workspace)
+    ratio = {
+        "ratio": round(theirs / ours, 3),
+        "us": round(ours * 1e6, 2),
+        "cublas_us": round(theirs * 1e6, 2),
+    }
+    return ratio | {"equal": torch.equal(found, exact)}
 
 
 def run(report: Report) -> None:
     """All shapes."""
-    workspace = Workspace.on(torch.device(DEVICE), 1 << 10)
+    workspace = Workspace.on(torch.device(DEVICE), 1 << 22, 1 << 14)
     for n, k in SHAPES:
         torch.manual_seed(n)
-        copies = 2 if n > 100_000 else max(2, (300 << 20) // (2 * n * k))
-        weights = [torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16) for _ in range(min(copies, 16))]
+        copies = 2 if n > 100_000 else min(40, max(2, (300 << 20) // (2 * n * k)))
+        weights = [torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16) for _ in range(copies)]
         x = torch.randn(max(ROWS), k, device=DEVICE, dtype=torch.bfloat16)
         for m in ROWS:
-            rows, out = x[:m], torch.empty(m, n, device=DEVICE, dtype=torch.bfloat16)
-            repeats = max(2, min(40, int(4e-3 / (2 * m * n * k / 7e14 + 4e-6))))
-
-            def cublas(
-                rows: Any = rows, out: Any = out, weights: Any = weights, repeats: int = repeats
-            ) -> float:
-                return timed([lambda w=w: torch.mm(rows, w.t(), out=out) for w in weights], repeats) * 1e6
-
-            base = report.attempt(f"gemm {n}x{k} M={m} cublas", cublas)
-            checked = rows[: min(m, 2048)]
-            exact = torch.empty(len(checked), n, device=DEVICE)
-            gemm(checked, weights[0], exact, k, WITNESS, workspace)
-            for tile in MANY if m > 512 else FEW:
-
-                def candidate(
-                    tile: WideTile = tile,
-                    rows: Any = rows,
-                    out: Any = out,
-                    exact: Any = exact,
-                    weights: Any = weights,
-                    checked: Any = checked,
-                    repeats: int = repeats,
-                    base: Any = base,
-                ) -> dict[str, Any]:
-                    found = torch.full_like(exact, float("nan"))
-                    gemm_wide(checked, weights[0], found, tile)
-                    part = torch.full_like(exact[37:54], float("nan"))
-                    gemm_wide(checked[37:54], weights[0], part, tile)
-                    equal = torch.equal(found, exact) and torch.equal(part, exact[37:54])
-                    seconds = timed([lambda w=w: gemm_wide(rows, w, out, tile) for w in weights], repeats)
-                    return {"equal": equal, "us": seconds * 1e6, "ratio": round(base / seconds / 1e6, 3)}
-
-                report.attempt(f"gemm {n}x{k} M={m} {astuple(tile)}", candidate)
-            del exact
+            report.attempt(f"gemm {n}x{k} M={m}", lambda m=m, x=x, w=weights: _measure(x[:m], w, workspace))
         del weights, x
         torch.cuda.empty_cache()
 
 
 def summary(facts: dict[str, Any]) -> list[str]:
-    """Best equal tile of every shape and row count."""
-    lines = [
-        "## bf16 GEMM, many rows",
-        "",
-        "| N x K | M | best equal tile | ratio to cuBLAS | unequal |",
-        "|---" * 5 + "|",
-    ]
-    product, count = 1.0, 0
+    """Ratios to cuBLAS, and both geometric means."""
+    heads = " | ".join(f"M={m}" for m in ROWS)
+    lines = ["## bf16 GEMM of the static table, cuBLAS = 1", "", f"| N x K | {heads} |", "|---" * 8 + "|"]
+    means: dict[bool, list[float]] = {True: [], False: []}
     for n, k in SHAPES:
+        cells = []
         for m in ROWS:
-            head = f"gemm {n}x{k} M={m} "
-            found = {name[len(head) :]: f for name, f in facts.items() if name.startswith(head + "(")}
-            equal = {name: f for name, f in found.items() if f["equal"]}
-            if equal:
-                name = max(equal, key=lambda name: float(equal[name]["ratio"]))
-                lines.append(
-                    f"| {n}x{k} | {m} | {name} | {equal[name]['ratio']} | {len(found) - len(equal)} |"
-                )
-                product, count = product * equal[name]["ratio"], count + 1
-    return [*lines, "", f"geometric mean {product ** (1 / max(count, 1)):.3f} over {count}", ""]
+            fact = facts.get(f"gemm {n}x{k} M={m}")
+            cells.append("-" if fact is None else f"{fact['ratio']}" + ("" if fact["equal"] else " UNEQUAL"))
+            if fact is not None:
+                means[m in FEW].append(math.log(fact["ratio"]))
+        lines.append(f"| {n}x{k} | {' | '.join(cells)} |")
+    few, many = (math.exp(sum(v) / max(len(v), 1)) for v in (means[True], means[False]))
+    return [*lines, "", f"Geometric means: M of 1 to 64 {few:.3f}, M of 512 to 8192 {many:.3f}", ""]

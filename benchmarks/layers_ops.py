@@ -18,7 +18,7 @@ from deepinfer.kernels.gpu.gemm import Workspace
 
 ROWS = 2100
 PARTS = ((0, 1), (3, 19), (4, 21), (5, 69), (6, 71), (7, 519), (8, 521), (9, 2058))
-WIDTHS = ((1280, 5120), (512, 5120), (5120, 2304))
+WIDTHS = ((1280, 5120), (512, 5120), (2304, 5120))
 
 
 def _launch(outputs: int, inputs: int, exact: bool, num_rows: int) -> None:

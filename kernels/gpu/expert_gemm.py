@@ -176,15 +176,17 @@ def inner_products(
     up: Mxfp4Weights,
     limit: float,
     tile: ExpertTile,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Gate, up and activation of every pair: ``x`` bfloat16 [T, D], ``shares`` float32 [T, k] -> bfloat16
     [P, I'].
 
-    D is a multiple of 64; I' is I filled up with zeros to one. ``tiles`` must be planned for ``tile.pairs``.
+    D is a multiple of 64; I' is I filled up with zeros to one. ``tiles`` must be planned for
+    ``tile.pairs``; pairs that no tile holds are not written.
     """
     num_experts, inner, _ = gate.words.shape
     padded = ceil_div(inner, BLOCK) * BLOCK
-    out = x.new_empty(shares.numel(), padded)
+    out = x.new_empty(shares.numel(), padded) if out is None else out
     launch(
         _inner_kernel,
         (len(tiles.expert) * ceil_div(padded, tile.outputs),),
@@ -201,10 +203,12 @@ def inner_products(
     return out
 
 
-def outer_products(h: torch.Tensor, tiles: Tiles, down: Mxfp4Weights, tile: ExpertTile) -> torch.Tensor:
+def outer_products(
+    h: torch.Tensor, tiles: Tiles, down: Mxfp4Weights, tile: ExpertTile, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """The down product of every pair: ``h`` bfloat16 [P, I'] -> bfloat16 [P, D]."""
     num_experts, width, _ = down.words.shape
-    out = h.new_empty(len(h), width)
+    out = h.new_empty(len(h), width) if out is None else out
     launch(
         _outer_kernel,
         (len(tiles.expert) * ceil_div(width, tile.outputs),),

@@ -17,7 +17,7 @@ import triton.language as tl
 from deepinfer.kernels.gpu import experts as strict
 from deepinfer.kernels.gpu.elementary import greater, lesser, rounded
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, fast_silu, inner_products, outer_products
-from deepinfer.kernels.gpu.expert_groups import plan_tiles
+from deepinfer.kernels.gpu.expert_groups import plan_tiles, plan_two_sizes
 from deepinfer.kernels.gpu.fast_linear import FastLinear, linear, pack_linear
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
@@ -83,24 +83,39 @@ def depth_of(inputs: int) -> int:
     return next(depth for depth in (256, 128, 64) if padded % depth == 0)
 
 
-def tile_for(num_pairs: int, num_experts: int, inputs: int) -> ExpertTile:
-    """A launch shape by pairs per expert; apart from the depth it moves no bit."""
+def _few(inputs: int) -> ExpertTile:
+    return ExpertTile(64, 16, depth_of(inputs), 3, 4)
+
+
+def _many(inputs: int) -> tuple[ExpertTile, ExpertTile]:
     depth = depth_of(inputs)
-    if num_pairs < _FEW * num_experts:
-        return ExpertTile(64, 16, depth, 3, 4)
-    return ExpertTile(128, 64, depth, 2, 8)
+    return ExpertTile(128, 128, depth, 2, 8), ExpertTile(64, 32, depth, 3, 4)
 
 
 def routed(
     x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, experts: RoutedExperts, limit: float
 ) -> torch.Tensor:
-    """bfloat16 [P, D]: every pair's expert applied to its row ``x`` bfloat16 [T, D], weighted."""
+    """bfloat16 [P, D]: every pair's expert applied to its row ``x`` bfloat16 [T, D], weighted.
+
+    Tiles follow from pairs per expert on average; apart from their depth, fixed by K, they move no bit.
+    """
     num_experts = experts.gate.words.shape[0]
     x = torch.nn.functional.pad(x, (0, -x.shape[1] % BLOCK))
-    tile = tile_for(ids.numel(), num_experts, x.shape[1])
-    tiles = plan_tiles(ids, num_experts, tile.pairs)
-    h = inner_products(x, tiles, shares, experts.gate, experts.up, limit, tile)
-    return outer_products(h, tiles, experts.down, tile_for(ids.numel(), num_experts, h.shape[1]))
+    if ids.numel() < _FEW * num_experts:
+        plans, inner = (plan_tiles(ids, num_experts, 16),), (_few(x.shape[1]),)
+    else:
+        inner = _many(x.shape[1])
+        plans = plan_two_sizes(ids, num_experts, inner[0].pairs, inner[1].pairs)
+    h: torch.Tensor | None = None
+    for tiles, tile in zip(plans, inner, strict=True):
+        h = inner_products(x, tiles, shares, experts.gate, experts.up, limit, tile, h)
+    assert h is not None
+    outer = (_few(h.shape[1]),) if len(plans) == 1 else _many(h.shape[1])
+    y: torch.Tensor | None = None
+    for tiles, tile in zip(plans, outer, strict=True):
+        y = outer_products(h, tiles, experts.down, tile, y)
+    assert y is not None
+    return y
 
 
 @kernel

@@ -31,11 +31,13 @@ _SCRATCH_WEIGHTS = 1 << 26
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """Warps of the two launches and stages of loads in flight in the second; move no bit."""
+    """Warps of the two launches, stages of loads in flight in the second, registers; move no bit."""
 
     score_warps: int = 8
     value_warps: int = 4
-    stages: int = 3
+    stages: int = 2
+    score_registers: int | None = None
+    value_registers: int | None = None
 
 
 @device
@@ -276,6 +278,7 @@ def attend(
             *(q[part].view(torch.int64), *near, *far, weights, largest, sums, scale, *counts),
             num_warps=tile.score_warps,
             num_stages=1,
+            maxnreg=tile.score_registers,
             **shapes,
         )
         launch(
@@ -284,6 +287,7 @@ def attend(
             *(*near, *far, weights, largest, sums, sink, out[part], *counts),
             num_warps=tile.value_warps,
             num_stages=tile.stages,
+            maxnreg=tile.value_registers,
             FAR_BLOCKS=far_blocks,
             ALL=max(2, power_of_two(blocks)),
             **shapes,

@@ -34,9 +34,11 @@ def _entry_of(
 ) -> Block:
     """The index that a place stands for, -1 for none: itself, or an entry of the row's blocks."""
     if MODE == 0:
-        return tl.where(inside, place, -1)
-    block = tl.load(blocks + row * num_blocks + place // SIZE, inside, other=-1)
-    return tl.where(block >= 0, block * SIZE + place % SIZE, -1)
+        entry = tl.where(inside, place, -1)
+    else:
+        block = tl.load(blocks + row * num_blocks + place // SIZE, inside, other=-1)
+        entry = tl.where(block >= 0, block * SIZE + place % SIZE, -1)
+    return entry
 
 
 @kernel
