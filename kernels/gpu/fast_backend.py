@@ -104,7 +104,7 @@ class FastGpuOps(GpuOps):
         """See ``Ops``."""
         return pool_attention.sparse_attention(q, window, window_slots, main, main_slots, sink)
 
-    def moe(  # type: ignore[override, unused-ignore]
+    def moe(
         self,
         x: torch.Tensor,
         expert_ids: torch.Tensor,

@@ -15,9 +15,10 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu import experts as strict
+from deepinfer.kernels.gpu.capability import capability_at
 from deepinfer.kernels.gpu.elementary import greater, lesser, rounded
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, fast_silu, inner_products, outer_products
-from deepinfer.kernels.gpu.expert_groups import plan_tiles, plan_two_sizes
+from deepinfer.kernels.gpu.expert_groups import Tiles, plan_tiles, plan_two_sizes
 from deepinfer.kernels.gpu.fast_linear import FastLinear, linear, pack_linear
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
@@ -100,8 +101,11 @@ def routed(
     Tiles follow from pairs per expert on average; apart from their depth, fixed by K, they move no bit.
     """
     num_experts = experts.gate.words.shape[0]
+    inner: tuple[ExpertTile, ...]
+    outer: tuple[ExpertTile, ...]
+    plans: tuple[Tiles, ...]
     x = torch.nn.functional.pad(x, (0, -x.shape[1] % BLOCK))
-    if ids.numel() < _FEW * num_experts:
+    if ids.numel() < _FEW * num_experts or not capability_at(x.device).buckets:
         plans, inner = (plan_tiles(ids, num_experts, 16),), (_few(x.shape[1]),)
     else:
         inner = _many(x.shape[1])

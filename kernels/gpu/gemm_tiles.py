@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from deepinfer.kernels.gpu.capability import capability_at
 from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm
 from deepinfer.kernels.gpu.gemm_wide import WideTile, gemm_wide
 from deepinfer.kernels.gpu.launching import ceil_div
@@ -115,8 +116,10 @@ def split(outputs: int, inputs: int) -> int:
     return ceil_div(ceil_div(inputs, chunks), 128) * 128
 
 
-def plan(outputs: int, inputs: int) -> Plan:
-    """The plan of a weight shape."""
+def plan(outputs: int, inputs: int, buckets: bool = True) -> Plan:
+    """The plan of a weight shape; without ``buckets`` one small tile for any number of rows."""
+    if not buckets:
+        return Plan(split(outputs, inputs), (Tile(64, 64, 64, 3, 4),) * (len(_BUCKETS) + 1))
     known = _MEASURED.get((outputs, inputs))
     if known is not None:
         return known
@@ -132,7 +135,7 @@ def multiply(
 ) -> torch.Tensor:
     """``x`` bfloat16 [M, K] times ``w`` bfloat16 [N, K] into ``out`` [M, N]; see ``gemm.gemm``."""
     (num_rows, inputs), outputs = x.shape, w.shape[0]
-    chosen = plan(outputs, inputs)
+    chosen = plan(outputs, inputs, capability_at(x.device).buckets)
     bucket = sum(num_rows > bound for bound in _BUCKETS)
     tile = chosen.tiles[bucket]
     if isinstance(tile, WideTile):

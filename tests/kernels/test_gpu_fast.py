@@ -30,13 +30,18 @@ def run(*arguments: str) -> dict[str, float]:
     return found
 
 
-@pytest.fixture(scope="module", params=["experts", "attention", "index"])
-def found(request: pytest.FixtureRequest) -> dict[str, float]:
-    return run("interpreted_fast.py", request.param)
+@pytest.fixture(scope="module")
+def found() -> dict[str, float]:
+    return run("interpreted_fast.py")
 
 
-def test_kernels_on_packed_records_are_right_and_rows_keep_their_bits(found: dict[str, float]) -> None:
-    for name, value in found.items():
+@pytest.mark.parametrize("kind", ["experts", "attention", "index"])
+def test_kernels_on_packed_records_are_right_and_rows_keep_their_bits(
+    found: dict[str, float], kind: str
+) -> None:
+    own = {name: value for name, value in found.items() if name.startswith(kind)}
+    assert len(own) >= 2
+    for name, value in own.items():
         assert value < (0.004 if name.endswith("_error") else 0.5), f"{name}: {value}"
 
 
