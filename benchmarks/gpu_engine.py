@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from gpu_engine_bits import check_logits, check_recorded, check_scores, check_trace, make  # noqa: E402
-from gpu_engine_promise import long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
+from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
 
 from deepinfer.engine.api import Device, EngineConfig, Profile  # noqa: E402
@@ -93,11 +93,15 @@ def _fast(options: argparse.Namespace) -> EngineConfig:
 
 
 def _speeds(options: argparse.Namespace, seconds: float) -> Result:
-    variants = {}
-    for profile in (Profile.STRICT, Profile.FAST):
-        config = engine(profile, options.device)
-        variants[f"{profile}, graphs"] = config
-        variants[f"{profile}, no graphs"] = replace(config, recorded_steps=False)
+    fast, strict = _fast(options), _strict(options)
+    variants = {
+        "fast": fast,
+        "library": replace(fast, backend="library"),
+        "fast, asynchronous": replace(fast, asynchronous=True),
+        "strict": strict,
+        "strict, asynchronous": replace(strict, asynchronous=True),
+        "fast, not recorded": replace(fast, recorded_steps=False),
+    }
     return speeds(variants)
 
 
@@ -107,15 +111,17 @@ STAGES: dict[str, Stage] = {
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
     "memory": lambda options, seconds: long_document(_strict(options)),
     "speed": _speeds,
-    "idle": lambda options, seconds: idle_share(_strict(options)),
-    "verify": lambda options, seconds: run_verify(_strict(options), "default"),
+    "baselines": lambda options, seconds: lock_fast(_fast(options), options.out),
     "traffic": lambda options, seconds: random_traffic(_strict(options), min(seconds / 4, options.traffic)),
-    "scores": lambda options, seconds: check_scores(_strict(options), options.expected, seconds),
-    "trace": lambda options, seconds: check_trace(_strict(options), options.expected),
-    "idle-fast": lambda options, seconds: idle_share(_fast(options)),
     "traffic-fast": lambda options, seconds: random_traffic(
         _fast(options), min(seconds / 4, options.traffic)
     ),
+    "idle-fast": lambda options, seconds: idle_share(_fast(options)),
+    "idle-async": lambda options, seconds: idle_share(replace(_fast(options), asynchronous=True)),
+    "idle": lambda options, seconds: idle_share(_strict(options)),
+    "verify": lambda options, seconds: run_verify(_strict(options), "default"),
+    "scores": lambda options, seconds: check_scores(_strict(options), options.expected, seconds),
+    "trace": lambda options, seconds: check_trace(_strict(options), options.expected),
     "verify-fast": lambda options, seconds: run_verify(_fast(options), "default"),
     "verify-thorough": lambda options, seconds: run_verify(_strict(options), "thorough"),
 }
@@ -126,7 +132,8 @@ def run(options: argparse.Namespace) -> int:
     report, started = Report(options.out, options.resume), time.perf_counter()
     for name, stage in STAGES.items():
         left = options.budget - (time.perf_counter() - started)
-        if (options.only and name not in options.only) or name in report.stages or left < 5:
+        is_wanted = name not in options.skip and (not options.only or name in options.only)
+        if not is_wanted or name in report.stages or left < 5:
             continue
         begun = time.perf_counter()
         try:
@@ -151,6 +158,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu_engine")
     parser.add_argument("--budget", type=float, default=200.0, help="seconds in all")
     parser.add_argument("--traffic", type=float, default=25.0, help="seconds of random traffic")
+    parser.add_argument("--skip", type=lambda text: text.split(","), default=[], help="not these stages")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="these stages only")
     parser.add_argument("--device", type=Device, default=Device.CUDA, help="cpu checks the script itself")
     parser.add_argument("--resume", action="store_true", help="keep the finished stages that --out holds")

@@ -41,6 +41,38 @@ def run_verify(config: EngineConfig, size: str) -> dict[str, Any]:
     return {"verdict": "green" if green else "RED", "seen": seen, "report": report.render_text(verdict)}
 
 
+def lock_fast(config: EngineConfig, out: Path) -> dict[str, Any]:
+    """Lock the fast scores of the bundled samples of this platform into a copy of the bundled store.
+
+    ``locked.tgz`` in ``out`` is the whole store, ready to take the place of ``baselines/locked``.
+    """
+    import shutil
+    import tarfile
+    import tempfile
+
+    from deepinfer.baselines.store import Baselines
+    from deepinfer.eval.engines.native import NativeScorer
+    from deepinfer.eval.provenance import platform_of
+    from deepinfer.eval.scoring_plan import plan_samples
+    from deepinfer.verify.baseline_run import author_of, check_samples, lock_samples
+    from deepinfer.verify.gate import bundled_gate, bundled_store_dir
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "locked"
+        shutil.copytree(bundled_store_dir(), place)
+        scorer, store = NativeScorer(None, config), Baselines(place)
+        planned = plan_samples(scorer, bundled_gate().plans)
+        author = author_of(scorer, "first fast baselines of this platform", "benchmarks/gpu_engine.py")
+        locked = lock_samples(scorer, store, planned, author, lambda *_: None)
+        again = NativeScorer(None, replace(config, max_batch_tokens=700))
+        checked, _ = check_samples(again, Baselines(place), planned, lambda *_: None, None)
+        with tarfile.open(out / "locked.tgz", "w:gz") as archive:
+            archive.add(place, "locked")
+    good = locked.exit_code == 0 and checked.exit_code == 0
+    seen = f"{platform_of(config)}: {len(planned)} samples locked; in other batches: exit {checked.exit_code}"
+    return {"verdict": "green" if good else "RED", "seen": seen, "report": locked.to_dict()}
+
+
 def random_traffic(config: EngineConfig, seconds: float) -> dict[str, Any]:
     """The random traces of the tests, in recorded steps, against each request alone without recording."""
     started, compared, seed, recorded = time.perf_counter(), 0, 0, 0

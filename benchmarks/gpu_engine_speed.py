@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -49,6 +50,7 @@ def step_times(llm: LLM, batch: int) -> list[float]:
 def speeds(variants: dict[str, EngineConfig]) -> dict[str, Any]:
     """Scoring and decoding of every variant; ratios are within this run."""
     figures: dict[str, dict[str, float]] = {}
+    errors: dict[str, str] = {}
     for name, config in variants.items():
         try:
             config = replace(config, prefix_caching=False, max_batch_tokens=8192, num_cache_blocks=512)
@@ -57,7 +59,7 @@ def speeds(variants: dict[str, EngineConfig]) -> dict[str, Any]:
             for batch in BATCHES:
                 figures[name][f"decode {batch}"] = batch / median(step_times(llm, batch))
         except Exception as error:  # the other variants still count
-            figures.setdefault(name, {})["error"] = float("nan")
+            errors[name] = traceback.format_exc()
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
     works = ["scoring", *(f"decode {batch}" for batch in BATCHES)]
     page = [f"| tokens a second | {' | '.join(works)} |", "|---|" + "---|" * len(works)]
@@ -68,7 +70,11 @@ def speeds(variants: dict[str, EngineConfig]) -> dict[str, Any]:
         f"{name}: " + ", ".join(f"{work} {value:.0f}" for work, value in found.items())
         for name, found in figures.items()
     )
-    return {"verdict": "measured", "seen": seen, "figures": figures, "page": page}
+    if {"fast", "library"} <= figures.keys():
+        shares = {work: figures["fast"][work] / value for work, value in figures["library"].items()}
+        seen += "; fast / library: " + ", ".join(f"{work} {share:.2f}" for work, share in shares.items())
+    verdict = "ERROR" if errors else "measured"
+    return {"verdict": verdict, "seen": seen, "figures": figures, "page": page, "errors": errors}
 
 
 def idle_share(config: EngineConfig, batch: int = 64) -> dict[str, Any]:

@@ -42,8 +42,9 @@ class EngineConfig:
         num_cache_blocks: cache blocks of 128 tokens that generation may hold.
         prefix_caching: reuse the caches of common prefixes between prompts; bits never depend on it.
         device: where weights, caches and steps lie.
-        backend: kernel set, ``cpu`` or ``triton`` (batch-invariant, each on its device) or ``reference``
-            (plain torch, meaning not bits).
+        backend: kernel set, ``cpu`` or ``triton`` (batch-invariant, each on its device), ``reference`` (plain
+            torch on a CPU: meaning, not bits) or ``library`` (the libraries' kernels on a CUDA device, for
+            speed figures).
         asynchronous: plan a step while the one before it runs; bits never depend on it.
         allow_long: read sequences past the length that the model was trained for.
         recorded_steps: run small steps padded to shared shapes, on a CUDA device as graphs; ``None`` does so

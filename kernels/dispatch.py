@@ -9,7 +9,7 @@ import os
 
 from deepinfer.kernels.interface import Ops
 
-KERNEL_SETS = ("cpu", "reference", "triton")
+KERNEL_SETS = ("cpu", "reference", "triton", "library")
 """Names that ``select_ops`` takes."""
 
 
@@ -51,8 +51,10 @@ def select_ops(
     if name == "reference":
         from deepinfer.kernels.reference.backend import ReferenceOps
 
+        if device == "cuda":
+            raise ValueError("kernel set 'reference' does not run on a CUDA device; choose 'library' there")
         return ReferenceOps(bf16, round_caches, num_threads or available_threads())
-    return _triton_ops(bf16, round_caches, device)
+    return _triton_ops(name, bf16, round_caches, device)
 
 
 def require_cuda() -> None:
@@ -70,21 +72,30 @@ def require_cuda() -> None:
         )
 
 
-def _triton_ops(bf16: bool, round_caches: bool, device: str | None) -> Ops:
+def _triton_ops(name: str, bf16: bool, round_caches: bool, device: str | None) -> Ops:
     """The device kernels; in Triton's interpreter (``TRITON_INTERPRET=1``) they run on the CPU."""
     import torch
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not interpreted:
         if device == "cpu":
-            raise ValueError("kernel set 'triton' does not run on a CPU; choose 'cpu' there")
+            raise ValueError(f"kernel set {name!r} does not run on a CPU; choose 'cpu' there")
         require_cuda()
     place = torch.device("cpu" if interpreted else "cuda")
     try:
         from deepinfer.kernels.gpu.backend import GpuOps
         from deepinfer.kernels.gpu.fast_backend import FastGpuOps
+        from deepinfer.kernels.gpu.library_backend import LibraryOps
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
-        raise ValueError("kernel set 'triton' needs the triton package: pip install deepinfer[gpu]") from None
+        raise ValueError(
+            f"kernel set {name!r} needs the triton package: pip install deepinfer[gpu]"
+        ) from None
+    if name == "library":
+        if not bf16:
+            raise ValueError(
+                "kernel set 'library' has profile fast only; no library keeps the order of strict"
+            )
+        return LibraryOps(round_caches, place)
     return FastGpuOps(round_caches, place) if bf16 else GpuOps(False, round_caches, place)
