@@ -10,6 +10,7 @@ import click
 
 from deepinfer.commands.options import engine_config, engine_options, example, json_option, model_option
 from deepinfer.commands.progress import progress_display
+from deepinfer.engine.api import Device
 
 if TYPE_CHECKING:
     from deepinfer.eval.bench import BenchResult, Speeds
@@ -91,6 +92,13 @@ def works(result: BenchResult) -> dict[str, Speeds]:
     return {f"scoring, {at_context}": result.scoring, f"prefill, {at_context}": result.prefill} | decode
 
 
+def plain_ops(result: BenchResult) -> str:
+    """What the plain path runs on, in words."""
+    if result.engine.device is Device.CPU:
+        return "the reference ops, float32"
+    return "cuBLAS and torch where they have a kernel, bfloat16, not batch-invariant"
+
+
 def render(result: BenchResult) -> str:
     """A table, and what a reader needs to judge it."""
     from deepinfer.eval.bench import PLAIN
@@ -110,6 +118,6 @@ def render(result: BenchResult) -> str:
             *render_table(heading, rows),
             f"scheduler overhead at batch {max(result.bench.batches)}: {overhead}",
             f"fastest of {result.bench.num_passes} passes, taken in turn after a warm-up; plain torch: the "
-            "same engine on the reference ops, float32",
+            f"same engine on {plain_ops(result)}",
         ]
     )
