@@ -11,8 +11,10 @@ from click.testing import CliRunner
 from deepinfer.cli import main
 from deepinfer.commands.options import engine_config
 from deepinfer.engine.api import Device, Profile
-from deepinfer.engine.errors import ConfigError
+from deepinfer.engine.config import load_model_config
+from deepinfer.engine.errors import CapacityError, ConfigError
 from deepinfer.engine.llm import LLM
+from deepinfer.engine.loading import require_device_fit
 from deepinfer.engine.provenance import cuda_identity
 from deepinfer.eval import provenance
 from deepinfer.eval.provenance import device_name, platform_of
@@ -68,3 +70,14 @@ def test_a_platform_needs_its_device(mini_dir: Path) -> None:
         ConfigError, match="weights are packed for cpu on cpu; load the model for triton on cuda"
     ):
         llm.with_config(engine_config("strict", "cuda"))
+
+
+def test_a_model_must_fit_the_device(mini_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_model_config(mini_dir)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 1 << 37))
+    with pytest.raises(
+        CapacityError, match=r"of device memory, 1.00 MiB are free there; use a larger device"
+    ):
+        require_device_fit(config, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 36, 1 << 37))
+    require_device_fit(config, torch.device("cuda"))
