@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from deepinfer.eval.bench import BenchResult, Speeds
 
 
-@click.command(epilog=example("deepinfer bench", "deepinfer bench --profile fast --context 512 --json"))
+@click.command(
+    epilog=example(
+        "deepinfer bench",
+        "deepinfer bench --profile fast --context 512 --json",
+        "deepinfer bench --speculation",
+    )
+)
 @model_option
 @click.option(
     "--context",
@@ -25,19 +31,51 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tokens of each scored or prefilled sequence.",
 )
+@click.option("--speculation", is_flag=True, help="Measure drafts instead: speed, acceptance, calibration.")
+@click.option(
+    "--batch",
+    "batches",
+    type=click.IntRange(min=1),
+    multiple=True,
+    default=(1,),
+    show_default=True,
+    help="Sequences that decode together, with --speculation.  Repeatable.",
+)
 @engine_options
 @json_option
-def bench(model: Path | None, context: int, as_json: bool, **engine: Any) -> None:
+def bench(
+    model: Path | None,
+    context: int,
+    speculation: bool,
+    batches: tuple[int, ...],
+    as_json: bool,
+    **engine: Any,
+) -> None:
     """Measure scoring, prefill and decoding, each beside plain torch ops in the same run.
 
     Less than a minute on two cores; the first run also compiles the kernels. Both profiles are measured; the
     one chosen is the headline of the JSON. Figures of a busy machine mean little.
     """
+    if speculation:
+        _bench_speculation(model, batches, as_json, engine)
+        return
     from deepinfer.eval.bench import BenchConfig, run_bench
 
     with progress_display() as progress:
         result = run_bench(model, engine_config(**engine), BenchConfig(context=context), progress)
     click.echo(json.dumps(to_document(result), indent=2) if as_json else render(result))
+
+
+def _bench_speculation(
+    model: Path | None, batches: tuple[int, ...], as_json: bool, engine: dict[str, Any]
+) -> None:
+    from deepinfer.commands import bench_speculation as report
+    from deepinfer.eval.bench_speculation import SpeculationBench, run_speculation_bench
+
+    with progress_display() as progress:
+        bench = SpeculationBench(batches=tuple(sorted(set(batches))))
+        result = run_speculation_bench(model, engine_config(**engine), bench, progress)
+    click.echo(json.dumps(report.to_document(result), indent=2) if as_json else report.render(result))
 
 
 def to_document(result: BenchResult) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,14 @@ import click
 
 from deepinfer.commands.options import (
     ENGINE_OPTIONS,
+    SPECULATION_OPTIONS,
     engine_config,
     engine_options,
     example,
     json_option,
     model_option,
+    speculation_changes,
+    speculation_options,
 )
 from deepinfer.commands.sampling import sampling_options, sampling_params
 
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     help="Show each token's log-probability and the K most likely tokens.",
 )
 @click.option("--prompt-logprobs", is_flag=True, help="Score the prompt too (--json has every token).")
+@speculation_options
 @engine_options
 @json_option
 def generate(
@@ -83,6 +88,8 @@ def generate(
     from deepinfer.eval.tokenizer import TextTokenizer
 
     config = engine_config(**{name: options.pop(name) for name in ENGINE_OPTIONS})
+    drafts, is_asynchronous = speculation_changes(**{name: options.pop(name) for name in SPECULATION_OPTIONS})
+    config = replace(config, speculation=drafts, asynchronous=is_asynchronous)
     given = sampling_params(**options, num_logprobs=logprobs or 0)
     params, stops = with_seed(given), StopStrings(stop)
     engine = NativeScorer(model, config)

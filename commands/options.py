@@ -11,6 +11,7 @@ import click
 
 from deepinfer.engine.api import CacheFormat, Device, EngineConfig, PrefillMode, Profile
 from deepinfer.engine.errors import ConfigError
+from deepinfer.engine.speculation.options import Speculation, SpeculationPolicy
 
 Command = Callable[..., Any]
 
@@ -31,6 +32,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON t
 def choice_option(flag: str, values: type[StrEnum], about: str) -> Callable[[Command], Command]:
     """An option over the values of an enum; its default is the one that ``EngineConfig`` has for it."""
     default = getattr(EngineConfig(), flag.removeprefix("--").replace("-", "_"))
+    default = default.policy if isinstance(default, Speculation) else default
     names = [item.value for item in values]
     return click.option(flag, type=click.Choice(names), default=default.value, show_default=True, help=about)
 
@@ -44,6 +46,43 @@ threads_option = click.option(
 )
 
 
+def speculation_options(command: Command) -> Command:
+    """Add how to speculate; `speculation_changes` reads it."""
+    for option in (
+        click.option(
+            "--async/--no-async",
+            "asynchronous",
+            default=EngineConfig().asynchronous,
+            show_default=True,
+            help="Plan a step while the one before it runs; the bits do not depend on it.",
+        ),
+        click.option(
+            "--draft-tokens",
+            type=click.IntRange(min=1),
+            help="Most drafted tokens that a step verifies.  [default: the model's block]",
+        ),
+        choice_option("--speculation", SpeculationPolicy, "Verify drafts; the bits do not depend on it."),
+    ):
+        command = option(command)
+    return command
+
+
+def speculation_changes(
+    speculation: str, draft_tokens: int | None, asynchronous: bool
+) -> tuple[Speculation, bool]:
+    """The values that the options of `speculation_options` describe.
+
+    Raises:
+        ConfigError: a number of drafts without a policy that drafts.
+    """
+    policy = SpeculationPolicy(speculation)
+    if draft_tokens is not None and policy is SpeculationPolicy.OFF:
+        raise ConfigError("--draft-tokens is read by --speculation fixed and confidence only; add one")
+    return Speculation(policy=policy, num_drafts=draft_tokens), asynchronous
+
+
+SPECULATION_OPTIONS = ("speculation", "draft_tokens", "asynchronous")
+"""What `speculation_options` adds, by the names in which a command receives it."""
 ENGINE_OPTIONS = ("profile", "device", "cache_format", "prefill", "keep", "threads", "allow_long")
 """What `engine_options` adds, by the names in which a command receives it."""
 

@@ -90,6 +90,21 @@ class Anchors(Movable):
     low: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What the queries of A blocks look at.
+
+    Attributes:
+        records: int64 [A * W], ring records of the contexts, -1 where there is none.
+        places: int64 [A * B, W], their place in the loaded contexts for every query, -1 for none.
+        own: int64 [A * B, B], the rows of the query's own block.
+    """
+
+    records: torch.Tensor
+    places: torch.Tensor
+    own: torch.Tensor
+
+
 class Draft:
     """All draft weights, the context writer and the drafting pass."""
 
@@ -126,33 +141,44 @@ class Draft:
             latents = block.attention.window_latent(ops, context, rope.at(rows.positions), probe)
             view.draft_window(block.stage, latents, rows)
 
-    def propose(self, anchors: Anchors, caches: Caches, probe: Probe = no_probe) -> DraftOutput:
-        """Draft greedily from every anchor (sections 7.2 to 7.4); caches stay as they are."""
+    def propose(
+        self, anchors: Anchors, caches: Caches, probe: Probe = no_probe, num_drafts: int | None = None
+    ) -> DraftOutput:
+        """Draft greedily from every anchor (sections 7.2 to 7.4); caches stay as they are.
+
+        ``num_drafts`` decodes only the first so many tokens of each block: the same ones, for less.
+        """
         config, ops = self.config, self.ops
         num_anchors, size = anchors.golden.shape[0], config.dspark_block_size
         token_ids = anchors.golden.new_full((num_anchors, size), config.dspark_noise_token_id)
         token_ids[:, 0] = anchors.golden
         positions = (anchors.positions[:, None] + torch.arange(size, device=ops.device)).flatten()
         streams = initial_streams(self.target.embedding[token_ids.flatten()], config.hc_mult)
+        seen = self._seen(anchors, caches.shape.draft_ring)
         for block, pool in zip(self.blocks, caches.draft_window, strict=True):
-            streams = self._stage(block, streams, positions, pool, anchors, probe)
+            streams = self._stage(block, streams, positions, pool, seen, probe)
+        if num_drafts is not None and num_drafts < size:
+            streams = streams.take(
+                torch.arange(num_anchors * size, device=ops.device).view(-1, size)[:, :num_drafts].flatten()
+            )
+            size = num_drafts
         raw = ops.hc_collapse(streams.x, streams.pre)
         probe("draft_hidden", -1, raw)
         normed = ops.rms_norm(raw, self.norm, config.rms_norm_eps)
         base_logits = self.target.logits(normed).view(num_anchors, size, -1)
         return self._decode(anchors.golden, raw.view(num_anchors, size, -1), base_logits)
 
-    def _context(self, anchors: Anchors, pool: RecordPool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Context latents [A * W, C] and the slots [A * B, W] with which every query of a block sees them."""
+    def _seen(self, anchors: Anchors, ring: int) -> _Seen:
+        """The same for all stages."""
         window, size = self.config.sliding_window, self.config.dspark_block_size
         device = self.ops.device
         seen = anchors.positions[:, None] + torch.arange(-window, 0, device=device)
         visible = seen >= anchors.low[:, None]
-        ring = pool.per_group
         records = torch.where(visible, anchors.slots[:, None] * ring + seen % ring, -1)
         numbers = torch.arange(visible.numel(), device=device).view(visible.shape)
         places = torch.where(visible, numbers, -1)
-        return pool.load(self.ops, records.flatten()), places.repeat_interleave(size, 0)
+        own = torch.arange(len(records) * size, device=device).view(-1, size)
+        return _Seen(records.flatten(), places.repeat_interleave(size, 0), own.repeat_interleave(size, 0))
 
     def _stage(
         self,
@@ -160,20 +186,17 @@ class Draft:
         streams: Streams,
         positions: torch.Tensor,
         pool: RecordPool,
-        anchors: Anchors,
+        seen: _Seen,
         probe: Probe,
     ) -> Streams:
         ops, layer = self.ops, -1 - block.stage
-        size = self.config.dspark_block_size
-        context, places = self._context(anchors, pool)
-        own = torch.arange(len(positions), device=ops.device).view(-1, size).repeat_interleave(size, 0)
-
+        context = pool.load(ops, seen.records)
         rotary = self.target.plain_rope.at(positions)
 
         def attend(x: torch.Tensor) -> torch.Tensor:
             _, q = block.attention.queries(ops, x, rotary)
             latents = block.attention.window_latent(ops, x, rotary, no_probe)
-            mixed = ops.sparse_attention(q, context, places, latents, own, block.attention.sink)
+            mixed = ops.sparse_attention(q, context, seen.places, latents, seen.own, block.attention.sink)
             return block.attention.output(ops, mixed, rotary)
 
         def experts(x: torch.Tensor) -> torch.Tensor:

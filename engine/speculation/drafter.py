@@ -53,9 +53,12 @@ class ModelDrafter:
 
     reads_features = True
 
-    def __init__(self, draft: Draft, rule: PrefillRule) -> None:
-        """``rule`` says which context rows of a truncated prompt exist."""
-        self._draft, self._rule = draft, rule
+    def __init__(self, draft: Draft, rule: PrefillRule, num_drafts: int | None = None) -> None:
+        """``rule`` says which context rows of a truncated prompt exist.
+
+        ``num_drafts`` limits how much of a block is decoded.
+        """
+        self._draft, self._rule, self._num_drafts = draft, rule, num_drafts
 
     def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
         """Write the context latents of all rows; those of rejected rows are overwritten before use."""
@@ -67,7 +70,7 @@ class ModelDrafter:
         self._draft.target.reserve(max(point.position for point in points) + size)
         columns = [(p.golden, p.position, p.sequence.slot, self._first_context(p.sequence)) for p in points]
         anchors = Anchors(*torch.tensor(columns, dtype=torch.int64).T.contiguous())
-        out = self._draft.propose(moved(anchors, view.ops.device), view.caches)
+        out = self._draft.propose(moved(anchors, view.ops.device), view.caches, num_drafts=self._num_drafts)
         tokens, confidences = fetched(out.tokens[:, 1:], out.confidences)
         return [Drafts(*row) for row in zip(tokens.numpy(), confidences.numpy(), strict=True)]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -58,6 +59,25 @@ class DraftStats:
             self.bin_accepted[number] += place < num_accepted
             self.bin_confidence[number] += confidence
 
+    def copy(self) -> DraftStats:
+        """The counters as of now."""
+        return merged([self])
+
+    @property
+    def acceptance(self) -> np.ndarray:
+        """float64 [B], of the drafts whose predecessors were accepted, the share that was accepted too."""
+        return np.asarray(self.num_accepted / np.maximum(1, self.num_reached))
+
+    @property
+    def reliability(self) -> list[tuple[int, float, float]]:
+        """By bin of confidence: drafts, their mean confidence, the share that was accepted."""
+        return [
+            (int(count), float(confidence / max(1, count)), float(accepted / max(1, count)))
+            for count, confidence, accepted in zip(
+                self.bin_count, self.bin_confidence, self.bin_accepted, strict=True
+            )
+        ]
+
     @property
     def rows_wasted(self) -> int:
         """Drafted rows that gave no token."""
@@ -73,3 +93,13 @@ class DraftStats:
         """Expected calibration error: distance of confidence and acceptance, bins weighted by their count."""
         total = int(self.bin_count.sum())
         return float(np.abs(self.bin_confidence - self.bin_accepted).sum() / total) if total else 0.0
+
+
+def merged(parts: Sequence[DraftStats]) -> DraftStats:
+    """The sum of all counters."""
+    total = DraftStats(parts[0].block_size)
+    for part in parts:
+        for item in fields(DraftStats):
+            if item.name != "block_size":
+                setattr(total, item.name, getattr(total, item.name) + getattr(part, item.name))
+    return total
