@@ -27,7 +27,7 @@ def test_json_keys(result: SpeculationResult) -> None:
     assert 1 <= found["accepted_length"] <= 6
     assert len(found["acceptance"]) == 5
     assert 0 <= found["calibration_error"] <= 1
-    assert sum(bin["count"] for bin in found["reliability"]) > 0
+    assert sum(part["count"] for part in found["reliability"]) > 0
     assert found["rows_wasted"] <= found["rows_verified"]
     assert set(found["batches"]["1"]["variants"]) == {"plain", "plain-async", "fixed", "confidence", "known"}
     assert found["workloads"]["code"]["accepted_length"] == found["accepted_length"]
