@@ -48,11 +48,13 @@ def cases(context: CheckContext) -> Iterator[Case]:
     """Drafts after mask against drafts after compact, prefilled in chunks."""
     if not context.model.supports_truncated_prefill or context.model.num_nextn_predict_layers == 0:
         return
-    for number, size in enumerate(context.size.pick((17,), (1, 64, 73), (1, 7, 17, 63, 64, 65, 73, 128))):
+    sizes = context.size.pick((17,), (1, 64, 73), (1, 7, 17, 63, 64, 65, 73, 128) * 3)
+    for number, size in enumerate(sizes):
         sample = context.sample(number, kept_rows(context) + 31 + number)
         mask = Trial(ask=Ask.DRAFT, prompts=(sample.token_ids,), engine=settings(prefill=PrefillMode.MASK))
         compact = replace(mask, engine=settings(prefill=PrefillMode.COMPACT, max_chunk_tokens=size))
-        yield Case(check=NAME, name=f"chunks-{size}", workload=sample.workload, left=mask, right=compact)
+        name = f"{number}-chunks-{size}"
+        yield Case(check=NAME, name=name, workload=sample.workload, left=mask, right=compact)
 
 
 CHECK = Check(
