@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trace_play import check, core_of, random_trace
+from trace_play import check, core_of, random_trace, shortened
 
 from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.llm import LLM
@@ -36,6 +36,25 @@ def test_random_traffic_moves_no_bit(llm: LLM, seed: int) -> None:
 def test_long_random_traffic_moves_no_bit(llm: LLM) -> None:
     traces = [random_trace(seed) for seed in range(1000, 1000 + NUM_LONG_TRACES)]
     assert sum(check(llm, trace, core_of(llm, trace)) for trace in traces) >= 5500
+
+
+@pytest.mark.slow
+def test_two_thousand_requests_move_no_bit(llm: LLM) -> None:
+    """Speculation of all kinds, planned ahead or not, chunked, preempted, with prefix hits."""
+    requests, accepted, wasted, ahead, preemptions, seed = 0, 0, 0, 0, 0, 5000
+    while requests < 2000:
+        trace = random_trace(seed)
+        trace = trace if seed % 4 == 0 else shortened(trace)
+        core = core_of(llm, trace)
+        check(llm, trace, core)
+        requests, seed = requests + len(trace.requests), seed + 1
+        ahead += core.scheduler.stats.num_ahead
+        preemptions += core.scheduler.stats.num_preemptions
+        if core.speculation is not None:
+            accepted += int(core.speculation.stats.num_accepted.sum())
+            wasted += core.speculation.stats.rows_wasted
+    assert min(accepted, wasted, ahead) > 1000
+    assert preemptions > 50
 
 
 def test_traces_reach_hits_evictions_and_preemptions(llm: LLM) -> None:

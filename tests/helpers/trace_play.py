@@ -111,6 +111,22 @@ def random_trace(seed: int) -> Trace:
     return Trace(mode, core, tuple(requests), tuple(draw.integers(0, 12, len(requests)).tolist()), aborts)
 
 
+def shortened(trace: Trace) -> Trace:
+    """The same traffic with shorter prompts and outputs, for many requests in little time."""
+    requests = tuple(
+        replace(
+            request,
+            token_ids=request.token_ids[:140],
+            params=replace(request.params, max_tokens=min(request.params.max_tokens, 14)),
+        )
+        for request in trace.requests
+    )
+    blocks = max(-(-(len(r.token_ids) + r.params.max_tokens) // 128) for r in requests)
+    return replace(
+        trace, requests=requests, core=replace(trace.core, num_blocks=blocks + trace.core.num_blocks % 4)
+    )
+
+
 class Mode(TypedDict):
     """How a core goes about its work; no bit may depend on it."""
 
