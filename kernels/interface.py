@@ -281,3 +281,14 @@ class Ops(Protocol):
         self, x: torch.Tensor, weights: MoeWeights
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[T, D] -> [T, D], expert ids [T, k] and their weights [T, k]."""
+
+    def markov_decode(
+        self,
+        golden: torch.Tensor,
+        states: torch.Tensor,
+        base_logits: torch.Tensor,
+        embed: torch.Tensor,
+        head: PackedWeight,
+        confidence: PackedWeight,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens [A, 1 + B], logits [A, B, V], confidence logits [A, B] of drafted blocks; see ``chains``."""

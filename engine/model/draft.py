@@ -24,8 +24,6 @@ from deepinfer.engine.transfer import Movable
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import PackedWeight
 
-_CONFIDENCE_CLAMP = 60.0
-
 
 @dataclass(frozen=True)
 class DraftBlock:
@@ -208,20 +206,8 @@ class Draft:
         return streams
 
     def _decode(self, golden: torch.Tensor, raw: torch.Tensor, base_logits: torch.Tensor) -> DraftOutput:
-        """The sequential part: each token conditions the next through the Markov head.
-
-        Ties to the lowest id.
-        """
-        ops = self.ops
-        tokens, logits, confidence = [golden], [], []
-        for i in range(base_logits.shape[1]):
-            embedded = self.markov_embed[tokens[-1]]
-            row = ops.add_fp32(base_logits[:, i].contiguous(), ops.linear_fp32(embedded, self.markov_head))
-            score = ops.linear_fp32(torch.cat([raw[:, i], embedded], 1), self.confidence)[:, 0]
-            tokens.append(row.argmax(1))
-            logits.append(row)
-            confidence.append(score.clamp(-_CONFIDENCE_CLAMP, _CONFIDENCE_CLAMP))
-        confidences = torch.stack(confidence, 1)
-        return DraftOutput(
-            torch.stack(tokens, 1), base_logits, torch.stack(logits, 1), confidences, ops.sigmoid(confidences)
+        """The sequential part."""
+        tokens, logits, scores = self.ops.markov_decode(
+            golden, raw, base_logits, self.markov_embed, self.markov_head, self.confidence
         )
+        return DraftOutput(tokens, base_logits, logits, scores, self.ops.sigmoid(scores))

@@ -268,3 +268,15 @@ class CpuOps:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return chains.routed_moe(x, weights, self.bf16, self.workers)
+
+    def markov_decode(
+        self,
+        golden: torch.Tensor,
+        states: torch.Tensor,
+        base_logits: torch.Tensor,
+        embed: torch.Tensor,
+        head: PackedLinear,
+        confidence: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return chains.markov_decode(golden, states, base_logits, embed, head, confidence)
