@@ -18,12 +18,7 @@ from deepinfer.kernels.gpu.select16 import select16, select_entries, select_with
 HEADS, WIDTH, WINDOW, TOP = 64, 512, 128, 512
 INDEX_HEADS, INDEX_WIDTH, BLOCK, BLOCKS = 32, 128, 8, 2048
 RING, PAGE, CONTEXT = 134, 128, 131072
-ATTEND = (
-    AttentionTile(8, 4, 2),
-    AttentionTile(8, 8, 2, 128, 128),
-    AttentionTile(8, 4, 2, 128, 168),
-    AttentionTile(4, 4, 1, 168, 128),
-)
+ATTEND = (AttentionTile(), AttentionTile(8, 2))
 SCAN = (ScanTile(128, 16, 3, 4), ScanTile(128, 64, 3, 4))
 WITHIN = (ScanTile(128, 8, 3, 4), ScanTile(128, 16, 3, 4))
 WARPS = (16,)

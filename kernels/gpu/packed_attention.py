@@ -29,15 +29,16 @@ _SCRATCH_WEIGHTS = 1 << 26
 """Weights held at a time: 128 MiB; more rows run one part after the other."""
 
 
+_SCORE_WARPS = 8
+"""Not in the tile: the sum over a block's slots goes across warps, so their number is part of its order."""
+
+
 @dataclass(frozen=True)
 class AttentionTile:
-    """Warps of the two launches, stages of loads in flight in the second, registers; move no bit."""
+    """Warps of the launch that adds values, and stages of its loads in flight; move no bit."""
 
-    score_warps: int = 8
-    value_warps: int = 4
+    warps: int = 4
     stages: int = 2
-    score_registers: int | None = None
-    value_registers: int | None = None
 
 
 @device
@@ -276,18 +277,16 @@ def attend(
             _score_kernel,
             (blocks, rows),
             *(q[part].view(torch.int64), *near, *far, weights, largest, sums, scale, *counts),
-            num_warps=tile.score_warps,
+            num_warps=_SCORE_WARPS,
             num_stages=1,
-            maxnreg=tile.score_registers,
             **shapes,
         )
         launch(
             _value_kernel,
             (4, rows),
             *(*near, *far, weights, largest, sums, sink, out[part], *counts),
-            num_warps=tile.value_warps,
+            num_warps=tile.warps,
             num_stages=tile.stages,
-            maxnreg=tile.value_registers,
             FAR_BLOCKS=far_blocks,
             ALL=max(2, power_of_two(blocks)),
             **shapes,
