@@ -16,7 +16,7 @@ import numpy as np
 
 from deepinfer.engine.api import CacheFormat, Device, EngineConfig, PrefillMode, Profile
 from deepinfer.engine.errors import InputError
-from deepinfer.engine.speculation.options import Speculation
+from deepinfer.engine.speculation.options import Speculation, SpeculationPolicy
 
 TokenIds = tuple[int, ...]
 Setting = str | int | bool | None
@@ -101,6 +101,13 @@ class Trial:
         return ", ".join(words)
 
 
+def _speculation(value: str | Mapping[str, Any]) -> Speculation:
+    """From the text of a setting, or from the fields of a configuration that was written down."""
+    if isinstance(value, str):
+        return Speculation.from_text(value)
+    return Speculation(policy=SpeculationPolicy(value["policy"]), num_drafts=value["num_drafts"])
+
+
 def as_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``EngineConfig`` from plain values."""
     kinds: dict[str, Callable[[Any], Any]] = {
@@ -108,7 +115,7 @@ def as_fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "profile": Profile,
         "cache_format": CacheFormat,
         "device": Device,
-        "speculation": Speculation.from_text,
+        "speculation": _speculation,
     }
     return {name: kinds[name](value) if name in kinds else value for name, value in record.items()}
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from deepinfer.engine.api import EngineConfig, PrefillMode
+from deepinfer.engine.api import Device, EngineConfig, PrefillMode
 from deepinfer.engine.errors import InputError
-from deepinfer.verify.case import Answer, Ask, Case, Need, Place, Trial, case_from_dict, refused, settings
+from deepinfer.engine.speculation.options import Speculation
+from deepinfer.verify.case import (
+    Answer,
+    Ask,
+    Case,
+    Need,
+    Place,
+    Trial,
+    as_fields,
+    case_from_dict,
+    refused,
+    settings,
+)
 from deepinfer.verify.outcome import judge
 from deepinfer.verify.trial_run import follow
 
@@ -116,3 +128,12 @@ def test_nan_is_named_and_never_equal_enough() -> None:
 def test_arrays_of_one_side_only_are_a_difference() -> None:
     left = answer([[1, 2]], whole={"main.5": np.zeros(2, np.uint8)})
     assert judge(SCORED, left, answer([[1, 2]])).array == "main.5"
+
+
+@pytest.mark.parametrize("speculation", ["off", "fixed:2", "confidence"])
+def test_a_configuration_survives_being_written_down(speculation: str) -> None:
+    """As child processes and packs hand it on."""
+    config = EngineConfig(
+        prefill=PrefillMode.MASK, device=Device.CUDA, speculation=Speculation.from_text(speculation)
+    )
+    assert EngineConfig(**as_fields(json.loads(json.dumps(asdict(config))))) == config
