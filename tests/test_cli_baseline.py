@@ -147,8 +147,10 @@ def test_care_of_a_store(store: Path) -> None:
 
 
 def test_the_bundled_store_is_read_by_default_and_sound() -> None:
-    assert "sound: 1 revisions" in run("fsck", "--dry-run").stdout
-    assert "mini" in run("status").stdout
+    assert "sound: 2 revisions" in run("fsck", "--dry-run").stdout
+    assert {"portable/strict/mini", "cuda-sm90-h200/fast/mini"} <= {
+        line.partition("~")[0] for line in run("status").stdout.splitlines()
+    }
 
 
 @pytest.fixture(autouse=True)
