@@ -145,7 +145,7 @@ def test_a_fault_of_verification_is_found(llm: LLM, broken: Break) -> None:
 
 
 def test_a_rejected_block_in_the_tree_is_found(llm: LLM) -> None:
-    given = requests(3, max_tokens=24)
+    given = requests(3)
     config = CoreConfig(limits=LIMITS, num_blocks=24)
     with pytest.MonkeyPatch.context() as patch:
         remembered(patch)

@@ -17,7 +17,7 @@ FIXED = Speculation(policy=SpeculationPolicy.FIXED)
 LIMITS = Limits(max_rows=64, max_chunk=None, max_sequences=4)
 
 
-def requests(count: int = 3, max_tokens: int = 24, length: int = 118) -> tuple[GenerateRequest, ...]:
+def requests(count: int = 3, max_tokens: int = 16, length: int = 118) -> tuple[GenerateRequest, ...]:
     """Greedy and seeded prompts whose outputs cross the end of a block."""
     draw = np.random.default_rng(0)
     return tuple(
@@ -60,7 +60,7 @@ def finished(llm: LLM, config: CoreConfig, given: tuple[GenerateRequest, ...]) -
 
 def stopping(llm: LLM, place: int) -> tuple[GenerateRequest, int]:
     """A request that meets something to stop at after ``place`` tokens, and the token there."""
-    request = requests(2, max_tokens=24)[1]
+    request = requests(2)[1]
     records, _ = alone(llm, PrefillMode.OFF, request, 0)
     token = records[place].token_id
     assert token is not None
