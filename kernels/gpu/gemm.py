@@ -109,6 +109,7 @@ def _gemm_kernel(
         tl.store(partials + part * size + places, total, inside)
         if WAY == 1:
             tl.debug_barrier()  # every thread's part is written before the count tells of it
+            # an integer: it decides which program adds; what is added, and in which order, is the loop below
             if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == CHUNKS - 1:
                 total = tl.zeros((BN, BM), tl.float32)
                 for s in tl.static_range(CHUNKS):

@@ -94,6 +94,19 @@ def test_the_quick_size_finds_what_it_takes(check: Check, scorer: MakeScorer, lo
     assert check(engine, locked, is_required=False, size=Size.QUICK).status is Status.DIFFERENT
 
 
+def test_perplexity_stands_beside_what_was_locked(check: Check, scorer: MakeScorer, locked: Path) -> None:
+    [bar] = check(scorer(), locked).perplexity
+    assert (bar.num_documents, bar.num_tokens) == (12, 12 * 20)
+    assert bar.reference == pytest.approx(bar.ppl, rel=1e-12)
+    assert bar.low is not None
+    assert bar.high is not None
+    assert bar.low < bar.ppl < bar.high
+    token_id = int(plan_samples(scorer(), PLANS)[3].token_ids[7])
+    [moved] = check(scorer(override={token_id: -9.0}), locked).perplexity
+    assert moved.reference == bar.reference
+    assert moved.ppl != bar.ppl
+
+
 def test_one_moved_value_is_different_and_named(check: Check, scorer: MakeScorer, locked: Path) -> None:
     engine = scorer()
     token_id = int(plan_samples(engine, PLANS)[3].token_ids[7])
