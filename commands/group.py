@@ -6,6 +6,7 @@ Beyond that table, 70 means a defect of deepinfer itself, so that a crash can ne
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -50,6 +51,9 @@ class CommandGroup(click.Group):
             status = EXIT_INTERRUPTED
         if not standalone_mode:
             return status
+        # What is alive now lives to the end: the collections of the interpreter's exit need not walk it (1 s
+        # of it after a command that has loaded torch and compiled kernels).
+        gc.freeze()
         sys.exit(status if isinstance(status, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:

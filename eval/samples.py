@@ -50,10 +50,10 @@ def encode_workloads(
     end = None if max_tokens is None else max_tokens + 1
     samples = []
     for workload in workloads:
-        for document in workload.documents:
-            encoded = tokenizer.encode(
-                document.text, f"workload {workload.name!r}, sample {document.sample_id!r}"
-            )
+        documents = workload.documents
+        where = [f"workload {workload.name!r}, sample {document.sample_id!r}" for document in documents]
+        encodings = tokenizer.encode_all([document.text for document in documents], where)
+        for document, encoded in zip(documents, encodings, strict=True):
             kept = encoded.token_ids[:end]
             samples.append(
                 TextSample(

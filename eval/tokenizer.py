@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,13 +75,31 @@ class TextTokenizer:
             InputError: the text spells a special token (a begin token would count twice), or its tokens do
                 not spell the text back byte for byte, so that its bytes could not be counted.
         """
+        return self.encode_all([text], [where])[0]
+
+    def encode_all(self, texts: Sequence[str], where: Sequence[str]) -> list[EncodedText]:
+        """Each of several texts as ``encode`` gives it, tokenized on all cores.
+
+        Raises:
+            InputError: as ``encode``, for the first text that cannot be tokenized.
+        """
+        for text, name in zip(texts, where, strict=True):
+            self._refuse_special(text, name)
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [
+            self._checked(encoding.ids, text, name)
+            for encoding, text, name in zip(encodings, texts, where, strict=True)
+        ]
+
+    def _refuse_special(self, text: str, where: str) -> None:
         for content in self._special:
             if content in text:
                 raise InputError(
                     f"{where}: text holds the special token {content!r} at character {text.index(content)}; "
                     "remove it: the begin token is added once, by itself"
                 )
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _checked(self, ids: list[int], text: str, where: str) -> EncodedText:
         pieces = [self._bytes_of_id[token_id] for token_id in ids]
         if b"".join(pieces) != text.encode("utf-8"):
             raise InputError(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -23,30 +23,55 @@ HASH_SEED = "4242"
 TIME_LIMIT_S = 600
 
 
-def run_elsewhere(model_dir: Path, trial: Trial, engine: EngineConfig, fault: str | None = None) -> Answer:
-    """The answer of a fresh process; ``fault`` is a seeded fault to activate there, for the self-test.
+class Elsewhere:
+    """A trial that runs in a fresh process from the moment this object is made."""
 
-    Raises:
-        DeepInferError: the process could not run.
-    """
-    order = {
-        "model": str(model_dir),
-        "engine": asdict(engine),
-        "trial": {**asdict(trial), "place": Place.HERE},
-        "fault": fault,
-    }
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "deepinfer.verify.child"],
-        input=json.dumps(order).encode(),
-        capture_output=True,
-        env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise DeepInferError(f"another process could not run the case: {lines[-1]}")
-    return read_answer(io.BytesIO(done.stdout))
+    def __init__(self, model_dir: Path, trial: Trial, engine: EngineConfig, fault: str | None = None) -> None:
+        """Start it; ``fault`` is a seeded fault to activate there, for the self-test."""
+        order = {
+            "model": str(model_dir),
+            "engine": asdict(engine),
+            "trial": {**asdict(trial), "place": Place.HERE},
+            "fault": fault,
+        }
+        # Files, not pipes: a pipe that is full would hold up whoever writes until the other side reads.
+        self._answer, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(json.dumps(order).encode())
+            stdin.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "deepinfer.verify.child"],
+                stdin=stdin,
+                stdout=self._answer,
+                stderr=self._errors,
+                env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
+            )
+
+    def answer(self) -> Answer:
+        """Wait for its answer.
+
+        Raises:
+            DeepInferError: the process could not run, or took longer than ``TIME_LIMIT_S``.
+        """
+        with self._answer, self._errors:
+            try:
+                status = self._process.wait(TIME_LIMIT_S)
+            except subprocess.TimeoutExpired as error:
+                raise DeepInferError(f"another process did not answer in {TIME_LIMIT_S} s") from error
+            finally:
+                self.stop()
+            self._answer.seek(0)
+            self._errors.seek(0)
+            if status != 0:
+                lines = self._errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
+                raise DeepInferError(f"another process could not run the case: {lines[-1]}")
+            return read_answer(self._answer)
+
+    def stop(self) -> None:
+        """End the process if it is still running."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
 
 def write_answer(answer: Answer, file: BinaryIO) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ from deepinfer.engine.api import EngineConfig, RequestFailure, ScoreRequest, Sco
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.eval.engines.protocol import Scorer
 from deepinfer.verify.case import Answer, Ask, Place, Trial
+from deepinfer.verify.child import Elsewhere
 from deepinfer.verify.gate import bundled_gate
 from deepinfer.verify.size import Size
 from deepinfer.verify.subject import PlanRows, Sample, Subject, SubjectFactory
@@ -52,13 +52,13 @@ class CheckContext:
         reference_dir: Path | None,
         open_scorer: Callable[[], Scorer] | None = None,
         open_unpacked: SubjectFactory | None = None,
-        run_elsewhere: Callable[[Trial, EngineConfig], Answer] | None = None,
+        start_elsewhere: Callable[[Trial, EngineConfig], Elsewhere] | None = None,
         size: Size = Size.DEFAULT,
     ) -> None:
         """Nothing is opened yet.
 
-        ``open_unpacked`` opens an engine that reads its caches from decoded values, ``run_elsewhere`` runs a
-        trial in another process; without them the checks that need them do not apply.
+        ``open_unpacked`` opens an engine that reads its caches from decoded values, ``start_elsewhere`` has
+        a trial run in another process; without them the checks that need them do not apply.
         """
         self.model = model
         self.model_name = model_name
@@ -69,10 +69,10 @@ class CheckContext:
         self.open_scorer = open_scorer
         self.baseline_gate = bundled_gate()
         self._open_subject = open_subject
-        self.open_unpacked, self.run_elsewhere = open_unpacked, run_elsewhere
+        self.open_unpacked, self.start_elsewhere = open_unpacked, start_elsewhere
         self.size = size
         self.progress: Callable[[str], None] = lambda what: None
-        self._started: dict[Trial, Future[Answer]] = {}
+        self._started: dict[Trial, Elsewhere] = {}
         self._varied: dict[EngineConfig, Subject] = {}
 
     @cached_property
@@ -115,18 +115,21 @@ class CheckContext:
             return self._open_subject(config)  # nothing cached by an earlier trial
         return self.varied(**{name: getattr(config, name) for name, _ in trial.engine})
 
-    def start_elsewhere(self, trial: Trial) -> None:
+    def begin_elsewhere(self, trial: Trial) -> None:
         """Let another process begin with a trial whose answer will be asked for later."""
-        if self.run_elsewhere is not None:
-            pool = ThreadPoolExecutor(1)
-            self._started[trial] = pool.submit(self.run_elsewhere, trial, self.engine)
-            pool.shutdown(wait=False)
+        if self.start_elsewhere is not None:
+            self._started[trial] = self.start_elsewhere(trial, self.engine)
+
+    def stop_elsewhere(self) -> None:
+        """End the processes whose answers nobody will ask for."""
+        while self._started:
+            self._started.popitem()[1].stop()
 
     def _run_elsewhere(self, trial: Trial, config: EngineConfig) -> Answer:
-        assert self.run_elsewhere is not None, "checks ask first"
         if trial in self._started:
-            return self._started.pop(trial).result()
-        return self.run_elsewhere(trial, config)
+            return self._started.pop(trial).answer()
+        assert self.start_elsewhere is not None, "checks ask first"
+        return self.start_elsewhere(trial, config).answer()
 
     def varied(self, **changes: Any) -> Subject:
         """The engine with some fields of its configuration changed.

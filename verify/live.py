@@ -18,8 +18,8 @@ from deepinfer.engine.step_plan import Chunk, blocks_for, plan_step
 from deepinfer.eval.engines.protocol import Scorer
 from deepinfer.eval.tokenizer import TextTokenizer
 from deepinfer.eval.workload import BUNDLED_WORKLOADS, load_workload
-from deepinfer.verify.case import Answer, Trial
-from deepinfer.verify.child import run_elsewhere
+from deepinfer.verify.case import Trial
+from deepinfer.verify.child import Elsewhere
 from deepinfer.verify.context import BUNDLED, CheckContext
 from deepinfer.verify.size import Size
 from deepinfer.verify.subject import DecoderRows, PlannedChunk, PlanRows, Sample
@@ -120,8 +120,8 @@ class Opener:
     ) -> CheckContext:
         """What the checks work with; ``fault`` is also seeded into other processes that they start."""
 
-        def elsewhere(trial: Trial, config: EngineConfig) -> Answer:
-            return run_elsewhere(self.folder, trial, config, fault)
+        def elsewhere(trial: Trial, config: EngineConfig) -> Elsewhere:
+            return Elsewhere(self.folder, trial, config, fault)
 
         def scorer() -> Scorer:
             from deepinfer.eval.engines.native import NativeScorer  # brings torch too
@@ -140,7 +140,7 @@ class Opener:
             open_scorer=scorer,
             reference_dir=references if (references / "manifest.json").is_file() else None,
             open_unpacked=self.unpacked_subject,
-            run_elsewhere=elsewhere,
+            start_elsewhere=elsewhere,
             size=size,
         )
 

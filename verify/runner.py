@@ -166,19 +166,28 @@ def run_verify(
         DeepInferError: the configuration, the model or the bundled text cannot be used at all.
     """
     checks = select_checks(config)
-    started_s = time.perf_counter()
     context = open_context(config.model, config.engine, config.size)
     context.baseline_gate = config.baselines
+    try:
+        return _verdict(config, checks, context, progress)
+    finally:
+        context.stop_elsewhere()
+
+
+def _verdict(
+    config: VerifyConfig, checks: Sequence[Check], context: CheckContext, progress: Progress
+) -> Verdict:
+    started_s = time.perf_counter()
     notes: list[str] = []
+    if process.CHECK in checks and process.CHECK.cases is not None:
+        first = next(iter(process.CHECK.cases(context)))
+        context.begin_elsewhere(first.right)  # it starts up on one core while this process does on another
     if any(check.needs_model for check in checks):
         progress("loading the model", 0, len(checks))
         with suppress(NonFiniteError):  # a verdict, which the first check will reach
             _ = context.base
             progress("first request (compiles the kernels once per version)", 0, len(checks))
             notes.append(f"kernels ready after {_first_request_s(context):.1f} s")
-    if process.CHECK in checks and process.CHECK.cases is not None:
-        first = next(iter(process.CHECK.cases(context)))
-        context.start_elsewhere(first.right)  # starting up takes seconds, in which the others can run
     results: list[CheckResult] = []
     for index, check in enumerate(checks):
         progress(check.name, index, len(checks))

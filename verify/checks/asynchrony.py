@@ -20,7 +20,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         alone = Trial(
             ask=Ask.GENERATE,
             prompts=(samples[0].token_ids,),
-            max_tokens=pick(8, 20, 40),
+            max_tokens=pick(6, 20, 40),
             temperature=0.7 * (number % 2),
             seeds=(number,),
             engine=settings(num_cache_blocks=16, speculation="off", asynchronous=False),

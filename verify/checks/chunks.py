@@ -29,7 +29,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         cut = replace(whole, engine=settings(max_chunk_tokens=size))
         yield Case(check=NAME, name=f"caches-{size}", workload=sample.workload, left=whole, right=cut)
     for number, budget in enumerate(pick((29,), (29, 64, 127), (7, 29, 64, 65, 127, 128, 200))):
-        samples = context.samples((90, 41, 130))
+        samples = context.samples(pick((50, 21, 75), (90, 41, 130), (90, 41, 130)))
         prompts = tuple(sample.token_ids for sample in samples)
         target = number % len(prompts)
         whole = Trial(ask=Ask.SCORE, prompts=prompts, target=target)

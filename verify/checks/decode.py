@@ -21,7 +21,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         generated = Trial(
             ask=Ask.GENERATE,
             prompts=(sample.token_ids,),
-            max_tokens=pick(10, 24, 48),
+            max_tokens=pick(7, 24, 48),
             temperature=float(number % 2),
             seeds=(number,),
             engine=settings(num_cache_blocks=32),

@@ -20,7 +20,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         alone = Trial(
             ask=Ask.GENERATE,
             prompts=prompts[-1:],
-            max_tokens=context.size.pick(9, 40, 60),
+            max_tokens=context.size.pick(6, 40, 60),
             temperature=0.8 * (number % 2),
             seeds=(5,),
             engine=settings(num_cache_blocks=32, prefix_caching=False),

@@ -26,5 +26,5 @@ CHECK = case_check(
     "scores in this process = scores in a fresh process with another hash seed",
     cases,
     "this process = another",
-    absent=lambda context: None if context.run_elsewhere else "this engine runs in one process only",
+    absent=lambda context: None if context.start_elsewhere else "this engine runs in one process only",
 )

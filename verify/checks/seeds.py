@@ -19,7 +19,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         alone = Trial(
             ask=Ask.GENERATE,
             prompts=(sample.token_ids,),
-            max_tokens=context.size.pick(8, 24, 32),
+            max_tokens=context.size.pick(6, 24, 32),
             temperature=1.0,
             seeds=(2**63 + number,),
         )

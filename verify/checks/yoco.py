@@ -71,7 +71,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
             compact = _truncated(replace(mask, engine=settings(max_chunk_tokens=size)), PrefillMode.COMPACT)
             yield _case(f"chunks-{size}-{ask}", sample, mask, compact)
     for number in range(pick(1, 2, 5)):
-        sample = context.sample(number, 2 * BLOCK_TOKENS + keep - number)
+        sample = context.sample(number, pick(1, 2, 2) * BLOCK_TOKENS + keep - number)
         plain = Trial(
             ask=Ask.GENERATE,
             prompts=(sample.token_ids,),
@@ -99,7 +99,7 @@ def truncated_samples(context: CheckContext) -> list[Sample]:
     window = context.model.sliding_window
     edges = (keep - 1, keep, keep + 1)
     lengths = (*edges, keep + window - 1, 2 * keep + window + 1, 3 * keep + 2 * window + 3)
-    return context.samples(context.size.pick((keep, keep + window - 1), lengths, lengths))
+    return context.samples(context.size.pick((keep + window - 1,), lengths, lengths))
 
 
 def kept_rows(context: CheckContext) -> int:

@@ -32,7 +32,7 @@ def run(context: CheckContext) -> CheckResult:
     window = context.model.sliding_window
     tally = Tally(NAME)
     num_chunks = 0
-    num_random = context.size.pick(min(120, NUM_RANDOM_STEPS), NUM_RANDOM_STEPS, NUM_RANDOM_STEPS)
+    num_random = context.size.pick(min(80, NUM_RANDOM_STEPS), NUM_RANDOM_STEPS, NUM_RANDOM_STEPS)
     for keep, chunks in steps(window, context.model.min_keep, num_random):
         case = f"keep {keep}, window {window}, {describe(chunks)}"
         masked = context.plan_rows(chunks, keep, PrefillMode.MASK)
