@@ -15,7 +15,7 @@ NAME = "asynchrony"
 def cases(context: CheckContext) -> Iterator[Case]:
     """A request alone, step by step, against the same beside others in an engine that plans ahead."""
     pick = context.size.pick
-    for number in range(pick(1, 2, 5)):
+    for number in range(pick(1, 2, 8)):
         samples = [context.sample(number + i, 60 + 30 * i, start=3 * number) for i in range(3)]
         alone = Trial(
             ask=Ask.GENERATE,
