@@ -21,7 +21,7 @@ def cases(context: CheckContext) -> Iterator[Case]:
         plain = Trial(
             ask=Ask.GENERATE,
             prompts=tuple(sample.token_ids for sample in samples),
-            max_tokens=pick(9, 30, 60),
+            max_tokens=pick(14, 30, 60),
             temperature=0.6 * (number % 2),
             seeds=tuple(range(len(samples))),
             engine=settings(num_cache_blocks=16, speculation="off", asynchronous=False),
