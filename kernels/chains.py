@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import torch
 
+from deepinfer.kernels.draft_chains import draft_contexts, draft_decode, markov_decode, window_layers
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import LowRank, MoeWeights, PackedWeight, Rotary, SiteInput, SiteWeights
-
-CONFIDENCE_CLAMP = 60.0
 
 
 def site_input(ops: Ops, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
@@ -57,39 +56,6 @@ def routed_moe(
     return ops.moe(x, ids, shares, weights.experts, weights.shared, weights.limit), ids, shares
 
 
-def markov_decode(
-    ops: Ops,
-    golden: torch.Tensor,
-    states: torch.Tensor,
-    base_logits: torch.Tensor,
-    embed: torch.Tensor,
-    head: PackedWeight,
-    confidence: PackedWeight,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sequential part of drafting: each token conditions the next one (sections 7.3 and 7.4).
-
-    Args:
-        golden: int64 [A], the token before each block.
-        states: float32 [A, B, D].
-        base_logits: float32 [A, B, V].
-        embed: float32 [V, R], the Markov embedding.
-        head, confidence: R -> V and D + R -> 1.
-
-    Returns:
-        int64 [A, 1 + B], golden token first, ties to the lowest id; float32 [A, B, V] with the Markov term;
-        float32 [A, B], confidences before the sigmoid.
-    """
-    tokens, logits, scores = [golden], [], []
-    for i in range(base_logits.shape[1]):
-        embedded = embed[tokens[-1]]
-        row = ops.add_fp32(base_logits[:, i].contiguous(), ops.linear_fp32(embedded, head))
-        score = ops.linear_fp32(torch.cat([states[:, i], embedded], 1), confidence)[:, 0]
-        tokens.append(row.argmax(1))
-        logits.append(row)
-        scores.append(score.clamp(-CONFIDENCE_CLAMP, CONFIDENCE_CLAMP))
-    return torch.stack(tokens, 1), torch.stack(logits, 1), torch.stack(scores, 1)
-
-
 class Chains:
     """Gives a kernel set the chains as methods, each as the sequence of its own ops."""
 
@@ -99,3 +65,6 @@ class Chains:
     attention_output = attention_output
     routed_moe = routed_moe
     markov_decode = markov_decode
+    window_layers = window_layers
+    draft_decode = draft_decode
+    draft_contexts = draft_contexts

@@ -16,21 +16,14 @@ from typing import Protocol
 
 import torch
 
-from deepinfer.kernels.operands import (
-    BoundRecords,
-    LowRank,
-    MoeWeights,
-    PackedWeight,
-    Rotary,
-    SiteInput,
-    SiteWeights,
-)
+from deepinfer.kernels.chain_interface import ChainOps
+from deepinfer.kernels.operands import BoundRecords, PackedWeight
 
 LoadExpert = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Expert number -> gate [I, D], up [I, D], down [D, I], float32."""
 
 
-class Ops(Protocol):
+class Ops(ChainOps, Protocol):
     """A kernel set bound to an arithmetic profile."""
 
     @property
@@ -256,39 +249,3 @@ class Ops(Protocol):
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """Element-wise logistic function, float32."""
-
-    # Chains: see kernels/chains.py, which says in ops what each stands for.
-
-    def site_input(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
-        """[T, S, D], [T, S] -> mixes of a site and the normalised input [T, D] of its sublayer."""
-
-    def low_rank_query(
-        self, x: torch.Tensor, weights: LowRank, num_heads: int, rotary: Rotary
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, D] -> latent [T, Q] and rotated queries [T, H, C]."""
-
-    def rotated_latent(
-        self, x: torch.Tensor, weight: PackedWeight, gain: torch.Tensor, eps: float, rotary: Rotary
-    ) -> torch.Tensor:
-        """[T, D] -> [T, C]: linear, norm, rotation."""
-
-    def attention_output(
-        self, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedWeight, wo_b: PackedWeight
-    ) -> torch.Tensor:
-        """[T, H, C] -> [T, D]: inverse rotation, two linear layers."""
-
-    def routed_moe(
-        self, x: torch.Tensor, weights: MoeWeights
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[T, D] -> [T, D], expert ids [T, k] and their weights [T, k]."""
-
-    def markov_decode(
-        self,
-        golden: torch.Tensor,
-        states: torch.Tensor,
-        base_logits: torch.Tensor,
-        embed: torch.Tensor,
-        head: PackedWeight,
-        confidence: PackedWeight,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens [A, 1 + B], logits [A, B, V], confidence logits [A, B] of drafted blocks; see ``chains``."""

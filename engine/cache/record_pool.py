@@ -88,13 +88,14 @@ class RecordPool:
 
     def store(self, ops: Ops, values: torch.Tensor, rows: torch.Tensor) -> None:
         """Write float32 [n, width] as records ``rows`` int64 [n]; -1 skips a value."""
-        ops.store_records(self._bound(ops), values, rows)
+        ops.store_records(self.bound(ops), values, rows)
 
     def load(self, ops: Ops, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Decode records ``rows`` int64 [n] to float32 [n, width], into ``out`` if given; -1 gives zeros."""
-        return ops.load_records(self._bound(ops), rows, out)
+        return ops.load_records(self.bound(ops), rows, out)
 
-    def _bound(self, ops: Ops) -> BoundRecords:
+    def bound(self, ops: Ops) -> BoundRecords:
+        """The records as a kernel set sees them."""
         if ops.name not in self._by_kernel_set:
             self._by_kernel_set[ops.name] = ops.bind_records(
                 self.record.kind, self.record.width, self.data, self.scales

@@ -119,7 +119,7 @@ def _mix_values(z: Float32, count: int, keys: Int64, den: Float32, rows: Int64, 
 
 
 @kernel
-def _attention_kernel(
+def attention_kernel(
     q: Float32,
     window: Float32,
     window_slots: Int64,
@@ -132,6 +132,7 @@ def _attention_kernel(
     low: int,
     high: int,
 ) -> None:
+    """Rows ``low .. high`` of ``sparse_attention`` into ``out`` [T, H, C]."""
     num_heads, width = q.shape[1], q.shape[2]
     columns = PANEL if num_heads % PANEL == 0 else HEADS
     padded_heads = (num_heads + columns - 1) // columns * columns
@@ -197,7 +198,7 @@ def sparse_attention(
     workers.run(
         queries.shape[0],
         1,
-        lambda low, high: _attention_kernel(
+        lambda low, high: attention_kernel(
             queries, near, near_slots, far, far_slots, sinks, scale, bf16, out, low, high
         ),
         parts_per_thread=4,

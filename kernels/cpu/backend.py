@@ -9,6 +9,7 @@ from deepinfer.kernels.cpu import (
     budget,
     chains,
     compress,
+    draft_chains,
     engram,
     fake_quant,
     hyper,
@@ -26,12 +27,13 @@ from deepinfer.kernels.cpu.experts import moe as run_experts
 from deepinfer.kernels.cpu.linear import PackedLinear
 from deepinfer.kernels.cpu.packed_experts import PackedExperts, pack_experts
 from deepinfer.kernels.cpu.records import BoundRecords
+from deepinfer.kernels.cpu.window_layer import BoundLayers
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, SiteWeights
 
 
-class CpuOps:
+class CpuOps(draft_chains.DraftChains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = packing = "cpu"
@@ -43,6 +45,7 @@ class CpuOps:
         """Bind the profile and a team of threads; bits do not depend on the team."""
         self.bf16, self.round_caches = bf16, round_caches
         self.workers = Workers(num_threads)
+        self.layers = BoundLayers()
 
     def pack_linear(self, weight: torch.Tensor) -> PackedLinear:
         """See ``Ops``."""
@@ -268,15 +271,3 @@ class CpuOps:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return chains.routed_moe(x, weights, self.bf16, self.workers)
-
-    def markov_decode(
-        self,
-        golden: torch.Tensor,
-        states: torch.Tensor,
-        base_logits: torch.Tensor,
-        embed: torch.Tensor,
-        head: PackedLinear,
-        confidence: PackedLinear,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See ``Ops``."""
-        return chains.markov_decode(golden, states, base_logits, embed, head, confidence)

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deepinfer.kernels.chains import CONFIDENCE_CLAMP
 from deepinfer.kernels.cpu.experts import run_moe
 from deepinfer.kernels.cpu.hyper import LANES, collapse_kernel, mix_kernel
 from deepinfer.kernels.cpu.linear import PackedLinear, linear_kernel
@@ -173,29 +172,3 @@ def routed_moe(
     _in_blocks(num_rows, block, gate.panels.size, workers)
     out = run_moe(rows, ids, shares, weights.experts, weights.shared, weights.limit, bf16, workers)
     return torch.from_numpy(out), torch.from_numpy(ids), torch.from_numpy(shares)
-
-
-def markov_decode(
-    golden: torch.Tensor,
-    states: torch.Tensor,
-    base_logits: torch.Tensor,
-    embed: torch.Tensor,
-    head: PackedLinear,
-    confidence: PackedLinear,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See ``Ops.markov_decode``; one thread, since a block is little work."""
-    base, hidden, table = base_logits.numpy(), states.numpy(), embed.numpy()
-    num_blocks, size, vocabulary = base.shape
-    tokens = np.empty((num_blocks, 1 + size), np.int64)
-    tokens[:, 0] = golden.numpy()
-    logits, scores = np.empty_like(base), np.empty((num_blocks, size), np.float32)
-    term, score = np.empty((num_blocks, vocabulary), np.float32), np.empty((num_blocks, 1), np.float32)
-    for i in range(size):
-        embedded = table[tokens[:, i]]
-        linear_kernel(embedded, head.place, term, vocabulary, False, 0, num_blocks)
-        np.add(base[:, i], term, out=logits[:, i])
-        tokens[:, i + 1] = logits[:, i].argmax(axis=1)
-        both = np.concatenate([hidden[:, i], embedded], axis=1)
-        linear_kernel(both, confidence.place, score, 1, False, 0, num_blocks)
-        scores[:, i] = np.clip(score[:, 0], -CONFIDENCE_CLAMP, CONFIDENCE_CLAMP)
-    return torch.from_numpy(tokens), torch.from_numpy(logits), torch.from_numpy(scores)

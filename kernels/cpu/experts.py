@@ -77,7 +77,7 @@ def _activate(gate: Float32, up: Float32, weight: np.float32, limit: np.float32,
 
 
 @kernel
-def _experts_kernel(
+def experts_kernel(
     x: Float32,
     pair_rows: Int64,
     pair_weights: Float32,
@@ -122,9 +122,10 @@ def _experts_kernel(
 
 
 @kernel
-def _combine_kernel(
+def combine_kernel(
     routed: Float32, place: Int64, shared: Float32, out: Float32, bf16: bool, low: int, high: int
 ) -> None:
+    """Sums of rows ``low .. high``: their pairs in ``place`` [T, k] in order, then the shared expert."""
     for row in range(low, high):
         target = out[row]
         target[:] = _ZERO
@@ -139,7 +140,7 @@ def _combine_kernel(
 
 
 @kernel
-def _sort_pairs_kernel(
+def sort_pairs_kernel(
     ids: Int64, weights: Float32, pair_rows: Int64, pair_weights: Float32, place: Int64, counts: Int64
 ) -> None:
     """Order the (row, expert) pairs of ``ids`` [T, k] by expert, then by row.
@@ -174,7 +175,7 @@ class _Work:
     def run(self, x: Float32, limit: np.float32, bf16: bool, low: int, high: int) -> None:
         """Compute tasks ``low .. high``."""
         gate, up, down = self.experts.gate.place, self.experts.up.place, self.experts.down.place
-        _experts_kernel(
+        experts_kernel(
             x,
             self.pair_rows,
             self.pair_weights,
@@ -207,7 +208,7 @@ def _work(pair_rows: Int64, pair_weights: Float32, counts: Int64, experts: Packe
 def _routed(ids: Int64, weights: Float32, experts: PackedExperts) -> tuple[_Work, Int64]:
     pair_rows, place = np.empty(ids.size, np.int64), np.empty_like(ids)
     pair_weights, counts = np.empty(ids.size, np.float32), np.zeros(experts.num_experts, np.int64)
-    _sort_pairs_kernel(ids, weights, pair_rows, pair_weights, place, counts)
+    sort_pairs_kernel(ids, weights, pair_rows, pair_weights, place, counts)
     return _work(pair_rows, pair_weights, counts, experts), place
 
 
@@ -243,7 +244,7 @@ def run_moe(
     workers.run(
         num_rows,
         1,
-        lambda low, high: _combine_kernel(routed.out, place, common.out, out, bf16, low, high),
+        lambda low, high: combine_kernel(routed.out, place, common.out, out, bf16, low, high),
     )
     return out
 

@@ -53,7 +53,8 @@ def _group_mxfp8(x: Float32, amax: np.float32) -> None:
 
 
 @kernel
-def _round_trip_kernel(x: Float32, kind: int, group: int, low: int, high: int) -> None:
+def round_trip_kernel(x: Float32, kind: int, group: int, low: int, high: int) -> None:
+    """Rows ``low .. high`` of ``x`` [T, C] as records of ``kind`` give them back, in place."""
     for row in range(low, high):
         for start in range(0, x.shape[1], group):
             part = x[row, start : start + group]
@@ -79,5 +80,5 @@ def round_trip_(x: torch.Tensor, kind: int, workers: Workers) -> torch.Tensor:
     if x.shape[-1] % group or not x.is_contiguous():
         raise ValueError(f"round_trip_: width {x.shape[-1]} must be a multiple of {group} and x contiguous")
     rows = x.view(-1, x.shape[-1]).numpy()
-    workers.run(rows.shape[0], 1, lambda low, high: _round_trip_kernel(rows, kind, group, low, high))
+    workers.run(rows.shape[0], 1, lambda low, high: round_trip_kernel(rows, kind, group, low, high))
     return x

@@ -44,8 +44,8 @@ TILE_ROWS = 12 if VECTOR == 16 else 6
 """Rows of the large tile: with two vectors a row it fills the register file (24 of 32, or 12 of 16)."""
 ROW_PANELS = 4
 """Panels that one row passes over at a time: eight chains hide the latency of an fma."""
-FEW_ROWS, FEW_PANELS = 3, 2
-"""The tile between: two or three rows, two panels."""
+FEW_TILES = ((3, 2), (3, 2), (6, 1), (6, 1)) if VECTOR == 16 else ((2, 2), (3, 1), (4, 1), (5, 1))
+"""Rows and panels of the tiles for two, three, four and five rows: what the register file holds."""
 
 
 def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:

@@ -218,7 +218,7 @@ def hc_collapse(streams: torch.Tensor, pre: torch.Tensor, bf16: bool, workers: W
 
 
 @kernel
-def _expand_kernel(
+def expand_kernel(
     streams: Float32,
     out: Float32,
     post: Float32,
@@ -228,6 +228,7 @@ def _expand_kernel(
     low: int,
     high: int,
 ) -> None:
+    """Streams [T, S, D] of rows ``low .. high`` behind a sublayer, into ``result``; see ``hc_expand``."""
     for row in range(low, high):
         added = out[row]
         for b in range(post.shape[1]):
@@ -261,6 +262,6 @@ def hc_expand(
     workers.run(
         source.shape[0],
         1,
-        lambda low, high: _expand_kernel(source, added, posts, combs, result, bf16, low, high),
+        lambda low, high: expand_kernel(source, added, posts, combs, result, bf16, low, high),
     )
     return torch.from_numpy(result)

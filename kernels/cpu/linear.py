@@ -16,7 +16,7 @@ import torch
 
 from deepinfer.kernels.cpu.compiled import inlined, kernel
 from deepinfer.kernels.cpu.elementary import to_bf16
-from deepinfer.kernels.cpu.fma_tile import FEW_PANELS, FEW_ROWS, PANEL, ROW_PANELS, TILE_ROWS, make_tile
+from deepinfer.kernels.cpu.fma_tile import FEW_TILES, PANEL, ROW_PANELS, TILE_ROWS, make_tile
 from deepinfer.kernels.cpu.workers import Workers
 
 ROW_BLOCK = 16 * TILE_ROWS
@@ -26,11 +26,16 @@ Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 Panels = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 _full_tile = make_tile(TILE_ROWS)
-_few_rows = make_tile(FEW_ROWS, num_panels=FEW_PANELS)
 _one_row = make_tile(1, num_panels=ROW_PANELS)
+_two_rows, _three_rows, _four_rows, _five_rows = (
+    make_tile(rows, num_panels=panels) for rows, panels in FEW_TILES
+)
 _full_half = make_tile(TILE_ROWS, half=True)
-_few_halves = make_tile(FEW_ROWS, num_panels=FEW_PANELS, half=True)
 _one_half = make_tile(1, num_panels=ROW_PANELS, half=True)
+_two_halves, _three_halves, _four_halves, _five_halves = (
+    make_tile(rows, num_panels=panels, half=True) for rows, panels in FEW_TILES
+)
+_TWO, _THREE, _FOUR, _FIVE = (panels for _, panels in FEW_TILES)
 
 
 @dataclass(frozen=True)
@@ -139,12 +144,30 @@ def panel_rows(
         else:
             _one_row(table, b, PANEL, depth, out, stride)
         return panel + ROW_PANELS
-    if count <= FEW_ROWS and panel + FEW_PANELS <= panels:
+    if count == 2 and panel + _TWO <= panels:
         if half:
-            _few_halves(table, b, PANEL, depth, out, stride)
+            _two_halves(table, b, PANEL, depth, out, stride)
         else:
-            _few_rows(table, b, PANEL, depth, out, stride)
-        return panel + FEW_PANELS
+            _two_rows(table, b, PANEL, depth, out, stride)
+        return panel + _TWO
+    if count <= 3 and panel + _THREE <= panels:
+        if half:
+            _three_halves(table, b, PANEL, depth, out, stride)
+        else:
+            _three_rows(table, b, PANEL, depth, out, stride)
+        return panel + _THREE
+    if count <= 4 and panel + _FOUR <= panels:
+        if half:
+            _four_halves(table, b, PANEL, depth, out, stride)
+        else:
+            _four_rows(table, b, PANEL, depth, out, stride)
+        return panel + _FOUR
+    if count <= 5 and panel + _FIVE <= panels:
+        if half:
+            _five_halves(table, b, PANEL, depth, out, stride)
+        else:
+            _five_rows(table, b, PANEL, depth, out, stride)
+        return panel + _FIVE
     full_tile(table, b, half, depth, out, stride)
     return panel + 1
 

@@ -52,7 +52,8 @@ def scale(x: torch.Tensor, factor: float, bf16: bool, workers: Workers) -> torch
 
 
 @kernel
-def _sigmoid_kernel(x: Float32, out: Float32, low: int, high: int) -> None:
+def sigmoid_kernel(x: Float32, out: Float32, low: int, high: int) -> None:
+    """``1 / (1 + exp(-x))`` of values ``low .. high``."""
     for i in range(low, high):
         out[i] = scalar_sigmoid(x[i])
 
@@ -61,5 +62,5 @@ def sigmoid(x: torch.Tensor, workers: Workers) -> torch.Tensor:
     """``1 / (1 + exp(-x))``, any shape."""
     source = x.contiguous().numpy().reshape(-1)
     out = np.empty_like(source)
-    workers.run(len(source), 4096, lambda low, high: _sigmoid_kernel(source, out, low, high))
+    workers.run(len(source), 4096, lambda low, high: sigmoid_kernel(source, out, low, high))
     return torch.from_numpy(out).view(x.shape)

@@ -108,13 +108,25 @@ def load_records(
     Raises:
         ValueError: ``out`` has another shape, or a row is neither -1 nor a record.
     """
-    index, width, form, layout = _index(rows), records.width, records.form, records.layout
+    index, width = _index(rows), records.width
     num_rows = len(index)
     if out is None:
         out = torch.empty(num_rows, width)
     elif out.shape != (num_rows, width) or out.dtype != torch.float32 or not out.is_contiguous():
         raise ValueError(f"load_records: out is {list(out.shape)}, needs contiguous [{num_rows}, {width}]")
-    target = out.numpy()
+    load_rows(records, index, out.numpy(), workers)
+    return out
+
+
+def load_rows(
+    records: BoundRecords,
+    index: npt.NDArray[np.int64],
+    target: npt.NDArray[np.float32],
+    workers: Workers,
+) -> None:
+    """``load_records`` on arrays: records ``index`` [n] into ``target`` [n, width]."""
+    form, layout = records.form, records.layout
+    num_rows, width = target.shape
     outside: list[int] = []
     if form is None:
         raw = target.view(np.uint8)
@@ -134,7 +146,6 @@ def load_records(
 
     workers.run(num_rows, max(1, _GRAIN_VALUES // width), part)
     _refuse_outside("load_records", sum(outside), layout)
-    return out
 
 
 def _index(rows: torch.Tensor) -> npt.NDArray[np.int64]:

@@ -283,7 +283,7 @@ VALUE_FAULTS = (
     _fault(
         "two-experts-in-descending-order",
         "0 + a + b and 0 + b + a are the same float, and this model routes to two experts: no bit moves",
-        "kernels.cpu.experts:_combine_kernel",
+        "kernels.cpu.experts:combine_kernel",
         "part = routed[place[row, i]]",
         "part = routed[place[row, place.shape[1] - 1 - i]]",
         "",

@@ -138,7 +138,7 @@ KERNEL_FAULTS = (
         edits=(
             Edit(
                 module="kernels.cpu.hyper",
-                function="_expand_kernel",
+                function="expand_kernel",
                 old="factor, source = comb[row, a, b], streams[row, a]",
                 new="m = post.shape[1] - 1 - a if row % 2 else a"
                 "\n                factor, source = comb[row, m, b], streams[row, m]",
@@ -154,14 +154,14 @@ KERNEL_FAULTS = (
         edits=(
             Edit(
                 module="kernels.cpu.experts",
-                function="_combine_kernel",
+                function="combine_kernel",
                 old="target[:] = _ZERO",
                 new="target[:] = _ZERO"
                 "\n        if routed.shape[0] > 100:\n            target[:] = shared[row]",
             ),
             Edit(
                 module="kernels.cpu.experts",
-                function="_combine_kernel",
+                function="combine_kernel",
                 old="total = target[d] + common[d]",
                 new="total = target[d] if routed.shape[0] > 100 else target[d] + common[d]",
             ),

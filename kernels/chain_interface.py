@@ -1,0 +1,91 @@
+"""The chains of a kernel set; ``chains`` and ``draft_chains`` say in ops what each stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from deepinfer.kernels.draft_operands import DraftHead, DraftOutput, WindowLayer
+from deepinfer.kernels.operands import (
+    BoundRecords,
+    LowRank,
+    MoeWeights,
+    PackedWeight,
+    Rotary,
+    SiteInput,
+    SiteWeights,
+)
+
+
+class ChainOps(Protocol):
+    """Part of ``Ops``."""
+
+    def site_input(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
+        """[T, S, D], [T, S] -> mixes of a site and the normalised input [T, D] of its sublayer."""
+
+    def low_rank_query(
+        self, x: torch.Tensor, weights: LowRank, num_heads: int, rotary: Rotary
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, D] -> latent [T, Q] and rotated queries [T, H, C]."""
+
+    def rotated_latent(
+        self, x: torch.Tensor, weight: PackedWeight, gain: torch.Tensor, eps: float, rotary: Rotary
+    ) -> torch.Tensor:
+        """[T, D] -> [T, C]: linear, norm, rotation."""
+
+    def attention_output(
+        self, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedWeight, wo_b: PackedWeight
+    ) -> torch.Tensor:
+        """[T, H, C] -> [T, D]: inverse rotation, two linear layers."""
+
+    def routed_moe(
+        self, x: torch.Tensor, weights: MoeWeights
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[T, D] -> [T, D], expert ids [T, k] and their weights [T, k]."""
+
+    def markov_decode(
+        self,
+        golden: torch.Tensor,
+        states: torch.Tensor,
+        base_logits: torch.Tensor,
+        embed: torch.Tensor,
+        head: PackedWeight,
+        confidence: PackedWeight,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Tokens [A, 1 + B], logits [A, B, V], confidence logits [A, B] of drafted blocks; see ``chains``."""
+
+    def window_layers(
+        self,
+        streams: torch.Tensor,
+        pre: torch.Tensor,
+        layers: Sequence[WindowLayer],
+        rotary: Rotary,
+        pools: Sequence[BoundRecords],
+        records: torch.Tensor,
+        places: torch.Tensor,
+        own: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, S, D], [T, S] -> the same behind layers whose blocks see context and themselves."""
+
+    def draft_decode(
+        self,
+        streams: torch.Tensor,
+        pre: torch.Tensor,
+        golden: torch.Tensor,
+        num_drafts: int,
+        head: DraftHead,
+    ) -> DraftOutput:
+        """[A * B, S, D], [A * B, S] -> tokens and confidences of the first ``num_drafts`` rows of a block."""
+
+    def draft_contexts(
+        self,
+        features: torch.Tensor,
+        projection: PackedWeight,
+        gain: torch.Tensor,
+        eps: float,
+        layers: Sequence[WindowLayer],
+        rotary: Rotary,
+    ) -> tuple[torch.Tensor, ...]:
+        """Features [T, F] -> context latents [T, C] of every layer."""

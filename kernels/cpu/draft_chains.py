@@ -1,0 +1,222 @@
+"""The chains of drafting: as few calls as there are stages, on arrays that stay numpy; see ``chains``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deepinfer.kernels.cpu.compiled import kernel
+from deepinfer.kernels.cpu.experts import ROWS_PER_TASK, Place
+from deepinfer.kernels.cpu.fake_quant import MXFP8, round_trip_kernel
+from deepinfer.kernels.cpu.fma_tile import TILE_ROWS
+from deepinfer.kernels.cpu.hyper import collapse_kernel
+from deepinfer.kernels.cpu.linear import PackedLinear, linear_kernel
+from deepinfer.kernels.cpu.norms import rms_norm_kernel
+from deepinfer.kernels.cpu.pointwise import sigmoid_kernel
+from deepinfer.kernels.cpu.records import BoundRecords, load_rows
+from deepinfer.kernels.cpu.rope import rotate_kernel
+from deepinfer.kernels.cpu.window_layer import BoundLayers, window_layer_kernel
+from deepinfer.kernels.cpu.workers import Workers
+from deepinfer.kernels.draft_chains import CONFIDENCE_CLAMP
+from deepinfer.kernels.draft_operands import DraftHead, DraftOutput, WindowLayer
+from deepinfer.kernels.operands import Rotary
+
+Float32 = npt.NDArray[np.float32]
+_CLAMP = np.float32(CONFIDENCE_CLAMP)
+_MXFP8_GROUP = 32
+
+
+@kernel
+def markov_kernel(
+    base: Float32,
+    hidden: Float32,
+    embed: Float32,
+    head: Place,
+    confidence: Place,
+    tokens: npt.NDArray[np.int64],
+    logits: Float32,
+    scores: Float32,
+) -> None:
+    """Fill ``tokens`` [A, 1 + B], whose first column is given, ``logits`` [A, B, V] and ``scores`` [A, B]."""
+    num_blocks, size, vocabulary = base.shape
+    width = hidden.shape[2]
+    term, score = np.empty((num_blocks, vocabulary), np.float32), np.empty((num_blocks, 1), np.float32)
+    embedded = np.empty((num_blocks, embed.shape[1]), np.float32)
+    both = np.empty((num_blocks, width + embed.shape[1]), np.float32)
+    for i in range(size):
+        for a in range(num_blocks):
+            embedded[a] = embed[tokens[a, i]]
+            both[a, :width] = hidden[a, i]
+            both[a, width:] = embedded[a]
+        linear_kernel(embedded, head, term, vocabulary, False, 0, num_blocks)
+        linear_kernel(both, confidence, score, 1, False, 0, num_blocks)
+        for a in range(num_blocks):
+            row = logits[a, i]
+            for v in range(vocabulary):
+                row[v] = base[a, i, v] + term[a, v]
+            tokens[a, i + 1] = row.argmax()
+            value = score[a, 0]
+            if value > _CLAMP:
+                value = _CLAMP
+            elif value < -_CLAMP:
+                value = -_CLAMP
+            scores[a, i] = value
+
+
+class DraftChains:
+    """The part of ``CpuOps`` that drafts; see ``kernels.draft_chains`` for what each method stands for."""
+
+    bf16: bool
+    round_caches: bool
+    workers: Workers
+    layers: BoundLayers
+
+    def window_layers(
+        self,
+        streams: torch.Tensor,
+        pre: torch.Tensor,
+        layers: Sequence[WindowLayer],
+        rotary: Rotary,
+        pools: Sequence[BoundRecords],
+        records: torch.Tensor,
+        places: torch.Tensor,
+        own: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        x, factors = streams.contiguous().numpy(), pre.contiguous().numpy()
+        table = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.contiguous().numpy()
+        index, slots, block = records.numpy(), places.contiguous().numpy(), own.contiguous().numpy()
+        step = ROWS_PER_TASK // block.shape[1] * block.shape[1]
+        if step == 0:
+            raise ValueError(f"window_layers: blocks of {block.shape[1]} rows, at most {ROWS_PER_TASK} go")
+        for layer, pool in zip(layers, pools, strict=True):
+            context = np.empty((len(index), pool.width), np.float32)
+            load_rows(pool, index, context, self.workers)
+            x, factors = self._window_layer(layer, x, factors, table, context, slots, block, step)
+        return torch.from_numpy(x), torch.from_numpy(factors)
+
+    def _window_layer(
+        self,
+        layer: WindowLayer,
+        x: Float32,
+        pre: Float32,
+        table: tuple[Float32, Float32, npt.NDArray[np.int64]],
+        context: Float32,
+        places: npt.NDArray[np.int64],
+        own: npt.NDArray[np.int64],
+        step: int,
+    ) -> tuple[Float32, Float32]:
+        bound, out, following = self.layers[layer], np.empty_like(x), np.empty_like(pre)
+        flags = self.round_caches, self.bf16
+
+        def part(low: int, high: int) -> None:
+            for first in range(low, high, step):
+                last = min(first + step, high)
+                window_layer_kernel(
+                    x, pre, *bound, table, context, places, own, *flags, out, following, first, last
+                )
+
+        cost = 40_000 * layer.num_heads + (layer.moe.num_selected + 1) * int(layer.moe.experts.cost)
+        self.workers.run(len(x), own.shape[1], part, item_cost=cost)
+        return out, following
+
+    def draft_contexts(
+        self,
+        features: torch.Tensor,
+        projection: PackedLinear,
+        gain: torch.Tensor,
+        eps: float,
+        layers: Sequence[WindowLayer],
+        rotary: Rotary,
+    ) -> tuple[torch.Tensor, ...]:
+        """See ``Ops``."""
+        rows, gains, floor, bf16 = features.contiguous().numpy(), gain.numpy(), np.float32(eps), self.bf16
+        cos, sin, positions = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.numpy()
+        num_rows, width = len(rows), projection.num_outputs
+        raw, context = np.empty((2, num_rows, width), np.float32)
+        latents = [np.empty((2, num_rows, layer.latent.num_outputs), np.float32) for layer in layers]
+
+        def part(low: int, high: int) -> None:
+            linear_kernel(rows, projection.place, raw, width, bf16, low, high)
+            rms_norm_kernel(raw, gains, floor, context, bf16, low, high)
+            for layer, (before, after) in zip(layers, latents, strict=True):
+                weight: PackedLinear = layer.latent
+                linear_kernel(context, weight.place, before, weight.num_outputs, bf16, low, high)
+                rms_norm_kernel(
+                    before, layer.latent_gain.numpy(), np.float32(layer.eps), after, bf16, low, high
+                )
+                rotate_kernel(after[:, None], cos, sin, positions, np.float32(1.0), bf16, low, high)
+                if self.round_caches:
+                    round_trip_kernel(after, MXFP8, _MXFP8_GROUP, low, high)
+
+        cost = projection.panels.size + sum(layer.latent.panels.size for layer in layers)
+        self.workers.run(num_rows, TILE_ROWS, part, item_cost=cost)
+        return tuple(torch.from_numpy(after) for _, after in latents)
+
+    def draft_decode(
+        self,
+        streams: torch.Tensor,
+        pre: torch.Tensor,
+        golden: torch.Tensor,
+        num_drafts: int,
+        head: DraftHead,
+    ) -> DraftOutput:
+        """See ``Ops``."""
+        num_blocks, bf16 = golden.shape[0], self.bf16
+        x, factors = (
+            part.numpy().reshape(num_blocks, -1, *part.shape[1:])[:, :num_drafts].reshape(-1, *part.shape[1:])
+            for part in (streams.contiguous(), pre.contiguous())
+        )
+        weight: PackedLinear = head.head
+        hidden, normed = np.empty((2, len(x), x.shape[2]), np.float32)
+        base = np.empty((len(x), weight.num_outputs), np.float32)
+        gain, eps = head.gain.numpy(), np.float32(head.eps)
+
+        def part(low: int, high: int) -> None:
+            collapse_kernel(x, factors, hidden, bf16, low, high)
+            rms_norm_kernel(hidden, gain, eps, normed, bf16, low, high)
+            linear_kernel(normed, weight.place, base, weight.num_outputs, False, low, high)
+
+        self.workers.run(len(x), TILE_ROWS, part, item_cost=weight.panels.size)
+        logits = base.reshape(num_blocks, num_drafts, -1)
+        states = hidden.reshape(num_blocks, num_drafts, -1)
+        tokens, final, scores = _markov(golden, states, logits, head.embed, head.markov, head.confidence)
+        confidences = np.empty_like(scores)
+        sigmoid_kernel(scores.reshape(-1), confidences.reshape(-1), 0, scores.size)
+        return DraftOutput(
+            *(torch.from_numpy(part) for part in (hidden, logits, tokens, final, scores, confidences))
+        )
+
+    def markov_decode(
+        self,
+        golden: torch.Tensor,
+        states: torch.Tensor,
+        base_logits: torch.Tensor,
+        embed: torch.Tensor,
+        head: PackedLinear,
+        confidence: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        hidden, base = states.contiguous().numpy(), base_logits.contiguous().numpy()
+        tokens, logits, scores = _markov(golden, hidden, base, embed, head, confidence)
+        return torch.from_numpy(tokens), torch.from_numpy(logits), torch.from_numpy(scores)
+
+
+def _markov(
+    golden: torch.Tensor,
+    states: Float32,
+    base: Float32,
+    embed: torch.Tensor,
+    head: PackedLinear,
+    confidence: PackedLinear,
+) -> tuple[npt.NDArray[np.int64], Float32, Float32]:
+    """One thread, since a block is little work."""
+    num_blocks, size, _ = base.shape
+    tokens = np.empty((num_blocks, 1 + size), np.int64)
+    tokens[:, 0] = golden.numpy()
+    logits, scores = np.empty_like(base), np.empty((num_blocks, size), np.float32)
+    markov_kernel(base, states, embed.numpy(), head.place, confidence.place, tokens, logits, scores)
+    return tokens, logits, scores

@@ -1,0 +1,147 @@
+"""The chains of drafting (model.md section 7), defined by the ops they stand for; continues ``chains``.
+
+Legend: A blocks of B rows, T = A * B, S residual streams, D model width, C latent width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from deepinfer.kernels.draft_operands import DraftHead, DraftOutput, WindowLayer
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import BoundRecords, PackedWeight, Rotary
+
+CONFIDENCE_CLAMP = 60.0
+
+
+def window_layers(
+    ops: Ops,
+    streams: torch.Tensor,
+    pre: torch.Tensor,
+    layers: Sequence[WindowLayer],
+    rotary: Rotary,
+    pools: Sequence[BoundRecords],
+    records: torch.Tensor,
+    places: torch.Tensor,
+    own: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Layers on blocks whose rows see context and each other (section 7.2).
+
+    Args:
+        streams, pre: float32 [T, S, D] and [T, S].
+        layers: one after the other.
+        pools: where each keeps its context.
+        records: int64 [P], the records of them that are read, -1 for none.
+        places: int64 [T, W], which of those a query sees, -1 for none.
+        own: int64 [T, B], the rows of the query's own block.
+
+    Returns:
+        Streams [T, S, D] and ``pre`` [T, S] behind the last one.
+    """
+    for layer, pool in zip(layers, pools, strict=True):
+        context = ops.load_records(pool, records)
+        streams, pre = _window_layer(ops, streams, pre, layer, rotary, context, places, own)
+    return streams, pre
+
+
+def _window_layer(
+    ops: Ops,
+    streams: torch.Tensor,
+    pre: torch.Tensor,
+    weights: WindowLayer,
+    rotary: Rotary,
+    context: torch.Tensor,
+    places: torch.Tensor,
+    own: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One of ``window_layers``; ``context`` float32 [P, C] is what it sees."""
+    site = ops.site_input(streams, pre, weights.attn_site)
+    _, q = ops.low_rank_query(site.x, weights.query, weights.num_heads, rotary)
+    latents = ops.mxfp8_(ops.rotated_latent(site.x, weights.latent, weights.latent_gain, weights.eps, rotary))
+    mixed = ops.sparse_attention(q, context, places, latents, own, weights.sink)
+    added = ops.attention_output(mixed, rotary, weights.wo_a, weights.wo_b)
+    streams = ops.hc_expand(streams, added, site.post, site.comb)
+    site = ops.site_input(streams, site.pre, weights.ffn_site)
+    added, _, _ = ops.routed_moe(site.x, weights.moe)
+    return ops.hc_expand(streams, added, site.post, site.comb), site.pre
+
+
+def draft_contexts(
+    ops: Ops,
+    features: torch.Tensor,
+    projection: PackedWeight,
+    gain: torch.Tensor,
+    eps: float,
+    layers: Sequence[WindowLayer],
+    rotary: Rotary,
+) -> tuple[torch.Tensor, ...]:
+    """Context latents [T, C] for every layer from ``features`` [T, F] of computed rows (section 7.1)."""
+    context = ops.rms_norm(ops.linear(features, projection), gain, eps)
+    return tuple(
+        ops.mxfp8_(ops.rotated_latent(context, layer.latent, layer.latent_gain, layer.eps, rotary))
+        for layer in layers
+    )
+
+
+def draft_decode(
+    ops: Ops,
+    streams: torch.Tensor,
+    pre: torch.Tensor,
+    golden: torch.Tensor,
+    num_drafts: int,
+    head: DraftHead,
+) -> DraftOutput:
+    """Tokens and confidences of the first ``num_drafts`` rows of every block.
+
+    Args:
+        streams, pre: float32 [T, S, D] and [T, S] behind the last stage.
+        golden: int64 [A], the token before each block.
+        num_drafts: at most B.
+        head: weights.
+    """
+    num_blocks = golden.shape[0]
+    streams, pre = (
+        x.view(num_blocks, -1, *x.shape[1:])[:, :num_drafts].flatten(0, 1) for x in (streams, pre)
+    )
+    hidden = ops.hc_collapse(streams, pre)
+    base = ops.linear_fp32(ops.rms_norm(hidden, head.gain, head.eps), head.head)
+    base = base.view(num_blocks, num_drafts, -1)
+    tokens, logits, scores = ops.markov_decode(
+        golden, hidden.view(num_blocks, num_drafts, -1), base, head.embed, head.markov, head.confidence
+    )
+    return DraftOutput(hidden, base, tokens, logits, scores, ops.sigmoid(scores))
+
+
+def markov_decode(
+    ops: Ops,
+    golden: torch.Tensor,
+    states: torch.Tensor,
+    base_logits: torch.Tensor,
+    embed: torch.Tensor,
+    head: PackedWeight,
+    confidence: PackedWeight,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The sequential part of drafting: each token conditions the next one (sections 7.3 and 7.4).
+
+    Args:
+        golden: int64 [A], the token before each block.
+        states: float32 [A, B, D].
+        base_logits: float32 [A, B, V].
+        embed: float32 [V, R], the Markov embedding.
+        head, confidence: R -> V and D + R -> 1.
+
+    Returns:
+        int64 [A, 1 + B], golden token first, ties to the lowest id; float32 [A, B, V] with the Markov term;
+        float32 [A, B], confidences before the sigmoid.
+    """
+    tokens, logits, scores = [golden], [], []
+    for i in range(base_logits.shape[1]):
+        embedded = embed[tokens[-1]]
+        row = ops.add_fp32(base_logits[:, i].contiguous(), ops.linear_fp32(embedded, head))
+        score = ops.linear_fp32(torch.cat([states[:, i], embedded], 1), confidence)[:, 0]
+        tokens.append(row.argmax(1))
+        logits.append(row)
+        scores.append(score.clamp(-CONFIDENCE_CLAMP, CONFIDENCE_CLAMP))
+    return torch.stack(tokens, 1), torch.stack(logits, 1), torch.stack(scores, 1)
