@@ -280,6 +280,6 @@ def all_cases() -> list[Case]:
             [(4, 3, 32, 70, 16, 4, False)],
         ),
         *_sized("logprobs", _logprobs, [(40, 4096), (3, 129_280)], [(1, 200)]),
-        *_sized("budget", _budget, [(64, 5), (300, 5)], [(9, 5)]),
-        *_sized("sample", _sample, [(4096, 12), (129_280, 12)], [(300, 5)]),
+        *_sized("budget", _budget, [(64, 5), (300, 5)], [(6, 3)]),
+        *_sized("sample", _sample, [(4096, 12), (129_280, 12)], [(150, 5)]),
     ]

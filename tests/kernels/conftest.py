@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
+from beside import Beside
 
 from deepinfer.kernels.cpu.backend import CpuOps
 from deepinfer.kernels.dispatch import select_ops
 from deepinfer.kernels.interface import Ops
 
 Draw = Callable[..., torch.Tensor]
+BESIDE = pytest.StashKey[Beside]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the scripts of the modules that were selected."""
+    items = [item for item in session.items if isinstance(item, pytest.Function)]
+    if find_spec("triton") is not None and not session.config.option.collectonly:
+        scripts = [script for item in items for script in getattr(item.module, "BESIDE", ())]
+        session.config.stash[BESIDE] = Beside(scripts)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """An interrupted run starts no further script."""
+    if BESIDE in config.stash:
+        config.stash[BESIDE].close()
+
+
+@pytest.fixture(scope="session")
+def beside(request: pytest.FixtureRequest) -> Beside:
+    """The scripts that run beside the suite."""
+    return request.config.stash[BESIDE]
 
 
 @pytest.fixture(scope="session", params=[False, True], ids=["strict", "fast"])

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import fast_references
 import pytest
+from beside import Beside
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 HELPERS = Path(fast_references.__file__).parent
+BESIDE = ["interpreted_fast.py"]
 
 
 def run(*arguments: str) -> dict[str, float]:
@@ -31,8 +33,9 @@ def run(*arguments: str) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, float]:
-    return run("interpreted_fast.py")
+def found(beside: Beside) -> dict[str, float]:
+    answer: dict[str, float] = beside.answer("interpreted_fast.py")
+    return answer
 
 
 @pytest.mark.parametrize("kind", ["experts", "attention", "index"])

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import pytest
 import strict_cases
+from beside import Beside
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-HELPERS = Path(strict_cases.__file__).parent
+BESIDE = ["interpreted_cases.py", "interpreted_gemm.py"]
 SMALL = [case.name for case in strict_cases.all_cases() if case.small]
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> dict[str, str]:
-    command = [sys.executable, str(HELPERS / "interpreted_cases.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
+def verdicts(beside: Beside) -> dict[str, str]:
+    found: dict[str, str] = beside.answer("interpreted_cases.py")
     return found
 
 
@@ -35,12 +29,8 @@ def test_an_unfused_multiply_and_add_is_seen(verdicts: dict[str, str]) -> None:
     assert "differ" in verdicts["control"]
 
 
-def test_gemm_rows_keep_their_bits_in_any_tile() -> None:
-    done = subprocess.run(
-        [sys.executable, str(HELPERS / "interpreted_gemm.py")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_gemm_rows_keep_their_bits_in_any_tile(beside: Beside) -> None:
+    found: dict[str, Any] = beside.answer("interpreted_gemm.py")
     assert found["wrong"] == []
     assert found["counters_left"] == 0
     assert found["error"] < 1e-6
