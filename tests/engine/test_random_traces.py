@@ -8,14 +8,18 @@ trace of one model.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from trace_play import check, core_of, random_trace, shortened
+from soak_play import Tally, soaked
+from trace_play import check, core_of, random_trace
 
 from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.llm import LLM
+from deepinfer.engine.step_plan import Int64
 
 NUM_TRACES = int(os.environ.get("DEEPINFER_TEST_TRACES", "6"))
 NUM_LONG_TRACES = 60
@@ -39,22 +43,37 @@ def test_long_random_traffic_moves_no_bit(llm: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_requests_move_no_bit(llm: LLM) -> None:
-    """Speculation of all kinds, planned ahead or not, chunked, preempted, with prefix hits."""
-    requests, accepted, wasted, ahead, preemptions, seed = 0, 0, 0, 0, 0, 5000
-    while requests < 2000:
-        trace = random_trace(seed)
-        trace = trace if seed % 4 == 0 else shortened(trace)
-        core = core_of(llm, trace)
-        check(llm, trace, core)
-        requests, seed = requests + len(trace.requests), seed + 1
-        ahead += core.scheduler.stats.num_ahead
-        preemptions += core.scheduler.stats.num_preemptions
-        if core.speculation is not None:
-            accepted += int(core.speculation.stats.num_accepted.sum())
-            wasted += core.speculation.stats.rows_wasted
-    assert min(accepted, wasted, ahead) > 1000
-    assert preemptions > 0
+@pytest.mark.parametrize("piece", range(10))
+def test_two_thousand_requests_move_no_bit(llm: LLM, piece: int) -> None:
+    """Speculation of all kinds, planned ahead or not, chunked, preempted, with prefix hits, all ends.
+
+    ``benchmarks/soak_speculation.py`` plays the same traces on all cores.
+    """
+    total, seed = Tally(), 5000 + 100 * piece
+    while total.requests < 200:
+        total.add(soaked(llm, seed))
+        seed += 1
+    assert total.failures == []
+    assert total.differing_records == total.differing_logits_rows == 0
+    assert min(total.accepted_drafts, total.rejected_drafts, total.steps_planned_ahead) > 50
+    assert min(total.aborted, total.stopped) > 0
+
+
+def test_a_soaked_trace_counts_what_differs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The long comparison writes down what differs: here every draft is accepted."""
+    found = soaked(llm, 5010)
+    assert found.failures == []
+    assert found.rows_compared > 0
+    assert found.differing_records == found.differing_logits_rows == 0
+    monkeypatch.setattr("deepinfer.engine.step_run.emitted_rows", _all_rows)
+    found = soaked(llm, 5010)
+    assert found.failures or found.differing_records > 0
+
+
+def _all_rows(sampled: Int64, drafts: Sequence[Int64]) -> list[Int64]:
+    """Accepts whatever was drafted."""
+    ends = np.cumsum([len(mine) + 1 for mine in drafts])
+    return [np.arange(end - len(mine) - 1, end) for end, mine in zip(ends, drafts, strict=True)]
 
 
 def test_traces_reach_hits_evictions_and_preemptions(llm: LLM) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import defaultdict
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import TypedDict
@@ -183,8 +184,12 @@ def alone(
     return records, digests
 
 
-def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
-    """Compare a trace with its requests alone; returns the number of logits rows compared."""
+Pair = tuple[TokenRecord, TokenRecord, bytes, bytes]
+"""A token in the crowd and alone, with the digests of the logits that they were drawn from."""
+
+
+def pairs(llm: LLM, trace: Trace, core: EngineCore) -> Iterator[Pair]:
+    """Play a trace and run its requests alone; every token that an abort did not take, twice."""
     wanted = {
         (request.request_id, sample): alone(llm, trace.mode, request, sample)
         for request in trace.requests
@@ -196,7 +201,7 @@ def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
             for key, (records, _) in wanted.items()
         }
     crowd = watched(core)
-    seen, compared = play(core, trace), 0
+    seen = play(core, trace)
     assert core.pool.num_used == 0, "a block is still held"
     assert len(core.scheduler.free_slots) == trace.core.limits.max_sequences
     for request in trace.requests:
@@ -208,11 +213,18 @@ def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
             else:
                 assert len(got) == len(want)
             for mine, theirs in zip(got, want, strict=False):
-                assert packed(mine) == packed(theirs), (request.request_id, sample, mine, theirs)
                 assert request.params.seed is not None
                 key = request.params.seed, sample, mine.position
-                assert crowd[key] == single[key], f"{key}: the logits rows differ"
-                compared += 1
+                yield mine, theirs, crowd[key], single[key]
+
+
+def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
+    """Compare a trace with its requests alone; returns the number of logits rows compared."""
+    compared = 0
+    for mine, theirs, crowd, single in pairs(llm, trace, core):
+        assert packed(mine) == packed(theirs), (mine, theirs)
+        assert crowd == single, f"{mine.request_id}, position {mine.position}: the logits rows differ"
+        compared += 1
     return compared
 
 
