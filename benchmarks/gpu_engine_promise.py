@@ -81,7 +81,7 @@ def random_traffic(config: EngineConfig, seconds: float) -> dict[str, Any]:
         trace = random_trace(seed)
         core = core_of(llm, replace(trace, core=replace(trace.core, graphs=True)))
         compared += check(llm, trace, core)
-        recorded += core.graphs.num_recorded if core.graphs is not None else 0
+        recorded += core.launcher.num_recorded
         seed += 1
     seen = f"{seed} traces, {compared:,} tokens with their logits rows, {recorded} graphs recorded: all equal"
     return {"verdict": "green", "seen": seen}
@@ -127,7 +127,7 @@ def recorded_steps(config: EngineConfig, on_cpu: list[str], digest: Any) -> dict
     played = generated(llm, asked)
     wrong = [i for i, (one, other) in enumerate(zip(plain, played, strict=True)) if one != other]
     far = [i for i, text in enumerate(played[: len(on_cpu)]) if digest(text) != on_cpu[i]]
-    recorded = core.graphs.num_recorded if core.graphs is not None else 0
+    recorded = core.launcher.num_recorded
     seen = (
         f"12 sequences of 80 tokens: {12 - len(wrong)} equal with and without graphs ({recorded} recorded), "
         f"{len(on_cpu) - len(far)} of {len(on_cpu)} equal to the CPU"

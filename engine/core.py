@@ -17,14 +17,13 @@ from deepinfer.engine.api import (
     TokenRecord,
 )
 from deepinfer.engine.asynchrony import Inline, Runner, Worker
-from deepinfer.engine.batch import host_step
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
 from deepinfer.engine.cache.prefix_tree import PrefixTree
 from deepinfer.engine.cache.snapshots import Snapshot
-from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.emission import Ending, ending, terminal_record, token_record
 from deepinfer.engine.flight import InFlight, Landed
+from deepinfer.engine.launcher import Launcher
 from deepinfer.engine.logprobs import ScoreSheet
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
@@ -38,11 +37,8 @@ from deepinfer.engine.speculation.options import NO_SPECULATION, Speculation
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.speculation.policy import draft_policy
 from deepinfer.engine.speculation.stats import DraftStats
-from deepinfer.engine.step_graphs import StepGraphs
-from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
-from deepinfer.engine.step_records import boundaries
-from deepinfer.engine.step_run import Answer, StepResult, StepRun
-from deepinfer.engine.transfer import moved
+from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64, blocks_for
+from deepinfer.engine.step_run import Answer, Boundary, StepResult
 
 Observer = Callable[[Sequence, int, Float32Array], None]
 """Shown each sample, a position, and the raw logits row [V], its own copy, of the token chosen there."""
@@ -97,7 +93,6 @@ class EngineCore:
             exact=not model.ops.round_caches,
         )
         self.caches = Caches(model.config, shape, model.ops.device)
-        self.layout = self.caches.layout(model.history_length)
         self.scheduler = Scheduler(
             limits=config.limits,
             pool=self.pool,
@@ -106,9 +101,17 @@ class EngineCore:
             draft_policy=None if self.speculation is None else self.speculation.policy,
         )
         self.max_length = min(model.config.max_position_embeddings, config.num_blocks * BLOCK_TOKENS)
-        self.graphs: StepGraphs | None = None
-        if config.graphs and model.ops.can_be_recorded:
-            self.graphs = StepGraphs(model, self.caches, self.max_length + model.config.dspark_block_size + 1)
+        self.launcher = Launcher(
+            model,
+            rule,
+            self.caches,
+            self.caches.layout(model.history_length),
+            None if self.speculation is None else self.speculation.drafter,
+            self._num_snapshot_layers,
+        )
+        if config.graphs:
+            longest = self.max_length + model.config.dspark_block_size + 1
+            self.launcher.record(longest, blocks_for(longest))
         self.observe: Observer | None = None
         self._live: dict[tuple[str, int], Sequence] = {}
         self._num_added = 0
@@ -187,19 +190,12 @@ class EngineCore:
         shares = tuple(self.scheduler.add_drafts(planned))
         if not shares:
             return False
-        chunks = [share.sequence.chunk(share.num_rows, share.num_drafts) for share in shares]
-        self.model.reserve(max(chunk.end for chunk in chunks))
-        host = host_step(chunks, self.rule, self.layout)
-        step = moved(host, self.model.ops.device) if self.graphs is None else self.graphs.place(host)
-        view = StepView(self.caches, step, self.model.ops, self._num_snapshot_layers)
+        drafting = Drafting.PAUSED if self.speculation is None else self.speculation.mode(shares)
+        work = self.launcher.ready(shares, drafting)
         for share in shares:
-            share.sequence.num_in_flight = share.num_rows
-            share.sequence.num_drafts_in_flight = share.num_drafts
-        drafter, drafting = None, Drafting.PAUSED
-        if self.speculation is not None:
-            drafter, drafting = self.speculation.drafter, self.speculation.mode(shares)
-        wait = self._runner.start(StepRun(self.model, drafter, shares, step, view, drafting, self.graphs))
-        self._in_flight = InFlight(shares, step, view, drafting, wait)
+            share.sequence.num_in_flight += share.num_rows
+            share.sequence.num_drafts_in_flight += share.num_drafts
+        self._in_flight = InFlight(shares, drafting, self._runner.start(work))
         return True
 
     def _land(self) -> Landed | None:
@@ -222,7 +218,7 @@ class EngineCore:
             computed = {id(share.sequence): share.sequence.num_computed for share in landed.live}
             for answer, end in zip(landed.answers, ends, strict=True):
                 computed[id(answer.share.sequence)] = end.num_computed
-            self._remember(landed.flight, computed)
+            self._remember(landed.result.boundaries, computed)
         records: list[TokenRecord] = []
         for answer, end in zip(landed.answers, ends, strict=True):
             records += self._emit(answer, end, landed.result)
@@ -270,23 +266,17 @@ class EngineCore:
         sequence.num_computed = match.num_tokens
         sequence.draft_from = 0 if match.snapshot.has_drafts else match.num_tokens
 
-    def _remember(self, flight: InFlight, computed: Mapping[int, int]) -> None:
+    def _remember(self, boundaries: Items[Boundary], computed: Mapping[int, int]) -> None:
         """Make the blocks that a step completed findable, with the state at their ends.
 
         ``computed`` are the valid positions of the sequences that still hold blocks, by ``id``: the end of a
         block among rejected rows is none.
         """
-        rows = flight.step.plan.encoder
-        ends = boundaries(rows)
-        for number, (chunk, position) in enumerate(
-            zip(rows.chunk[ends].tolist(), rows.positions[ends].tolist(), strict=True)
-        ):
-            sequence, boundary = flight.shares[chunk].sequence, position + 1
+        for found in boundaries:
+            sequence, boundary = found.sequence, found.boundary
             if boundary <= computed.get(id(sequence), 0):
                 has_context = boundary - self.rule.window >= sequence.draft_from
                 rings = {
-                    layer: saved[number].clone()
-                    for layer, saved in flight.view.snapshots.items()
-                    if layer >= 0 or has_context
+                    layer: saved.clone() for layer, saved in found.rings.items() if layer >= 0 or has_context
                 }
                 self.tree.insert(sequence.token_ids, boundary, sequence.blocks, {boundary: Snapshot(rings)})

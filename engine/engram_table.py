@@ -29,6 +29,16 @@ class EngramTable:
         self._table = table if scale is None else table.view(torch.uint8)
         self._scale = None if scale is None else scale.numpy()
 
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self._table.shape[0]
+
+    @property
+    def num_values(self) -> int:
+        """R * W."""
+        return self._table.numel()
+
     def rows(self, row_ids: Int64) -> Float32:
         """Decode rows int64 [...] to float32 [..., W].
 

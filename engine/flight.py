@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deepinfer.engine.batch import Step
-from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.step_run import Answer, StepResult
@@ -27,8 +25,6 @@ class InFlight:
     """A step that has started; ``wait`` gives its result."""
 
     shares: tuple[Share, ...]
-    step: Step
-    view: StepView
     drafting: Drafting
     wait: Callable[[], StepResult]
 
@@ -38,7 +34,8 @@ class InFlight:
             result = self.wait()
         finally:
             for share in self.shares:
-                share.sequence.num_in_flight = share.sequence.num_drafts_in_flight = 0
+                share.sequence.num_in_flight -= share.num_rows
+                share.sequence.num_drafts_in_flight -= share.num_drafts
         live = tuple(share for share in self.shares if not share.sequence.finish_reason)
         answers = tuple(answer for answer in result.answers if not answer.share.sequence.finish_reason)
         for share in live:

@@ -18,7 +18,7 @@ import torch
 
 from deepinfer.engine.api import Float32Array, Int32Array, SamplingParams
 from deepinfer.engine.errors import NonFiniteError
-from deepinfer.engine.rng import SAMPLE, Int64, random_words
+from deepinfer.kernels.rng import SAMPLE, Int64, random_words
 from deepinfer.engine.transfer import Movable, fetched, moved
 from deepinfer.kernels.interface import Ops
 

@@ -13,17 +13,20 @@ import numpy as np
 import torch
 
 from deepinfer.engine.batch import Step
+from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.logprobs import HiddenRows, fill_sheets
 from deepinfer.engine.model.transformer import Hidden, Transformer
 from deepinfer.engine.sampler import Sampled, describe_rows, draw_rows
 from deepinfer.engine.scheduler import Share
+from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.acceptance import emitted_rows
 from deepinfer.engine.speculation.drafter import Drafter, DraftPoint
 from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.step_graphs import StepGraphs
 from deepinfer.engine.step_plan import Int64
+from deepinfer.engine.step_records import boundaries
 from deepinfer.engine.stopping import is_stop_token
 from deepinfer.engine.torch_threads import torch_threads_of
 from deepinfer.engine.transfer import fetched, moved
@@ -52,11 +55,27 @@ class Answer:
     drafts: Drafts = NO_DRAFTS
 
 
+@dataclass(frozen=True)
+class Boundary:
+    """The end of a cache block that a step computed.
+
+    Attributes:
+        sequence: whose.
+        boundary: a multiple of 128, one past its position.
+        rings: what the rings held there, see ``snapshots``; views, to be copied.
+    """
+
+    sequence: Sequence
+    boundary: int
+    rings: dict[int, torch.Tensor]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """Results of a step.
 
     Attributes:
+        boundaries: ends of blocks among its rows, also among rows that are taken back.
         answers: of the sequences whose known tokens are all computed, in packed order.
         sampled: one row per accepted draft and one more for every answer, answer by answer.
         logits: float32 [rows of ``sampled``, V], what they were drawn from.
@@ -64,6 +83,7 @@ class StepResult:
     """
 
     answers: tuple[Answer, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
     sampled: Sampled | None = None
     logits: torch.Tensor | None = None
     run_s: float = 0.0
@@ -97,15 +117,17 @@ class StepRun:
             self.drafter.remember(hidden.features, self.step, self.view)
         self._score_prompts(hidden.normed)
         complete = [i for i, share in enumerate(self.shares) if share.is_complete]
+        saved = self._boundaries()
         if not complete:
-            return StepResult()
+            return StepResult(boundaries=saved)
         sampled, rows, logits = self._sample(complete, hidden.normed)
         answers = self._answers([self.shares[i] for i in complete], sampled, rows)
         run_s = time.perf_counter() - started_s
         if self.drafter is not None and self.drafting is Drafting.ON:
-            answers = self._with_drafts(self.drafter, answers)
+            answers = with_drafts(self.drafter, answers, self.view.caches)
         return StepResult(
             answers=tuple(answers),
+            boundaries=saved,
             sampled=sampled,
             logits=logits,
             run_s=run_s,
@@ -160,38 +182,60 @@ class StepRun:
         return sampled, rows, logits
 
     def _answers(self, shares: Items[Share], sampled: Sampled, rows: Items[Int64]) -> list[Answer]:
-        eos_token_id = self.model.config.eos_token_id
         answers, first = [], 0
         for share, mine in zip(shares, rows, strict=True):
-            sequence, tokens = share.sequence, sampled.token_ids[first : first + len(mine)].tolist()
-            stops = [is_stop_token(sequence.request.params, token, eos_token_id) for token in tokens]
-            has_stopped = any(stops)
-            if has_stopped:
-                tokens = tokens[: stops.index(True) + 1]
-            answers.append(
-                Answer(
-                    share=share,
-                    token_ids=tuple(tokens),
-                    first_row=first,
-                    num_accepted=len(mine) - 1,
-                    verified=sequence.drafts,
-                    is_over=has_stopped or sequence.num_tokens + len(tokens) >= sequence.max_tokens,
-                )
-            )
+            tokens = sampled.token_ids[first : first + len(mine)].tolist()
+            answers.append(answer_of(share, tokens, first, self.model.config.eos_token_id))
             first += len(mine)
         return answers
 
-    def _with_drafts(self, drafter: Drafter, answers: list[Answer]) -> list[Answer]:
-        """Draft behind every sequence that goes on for more than one token."""
-        points, drafted = [], []
-        for number, answer in enumerate(answers):
-            sequence = answer.share.sequence
-            num_tokens = sequence.num_tokens + len(answer.token_ids)
-            if not answer.is_over and num_tokens + 1 < sequence.max_tokens:
-                points.append(DraftPoint(sequence, answer.token_ids[-1], num_tokens - 1))
-                drafted.append(number)
-        if points:
-            found = drafter.propose(points, self.view)
-            for number, drafts in zip(drafted, found, strict=True):
-                answers[number] = replace(answers[number], drafts=drafts)
-        return answers
+    def _boundaries(self) -> tuple[Boundary, ...]:
+        """Ends of cache blocks among the rows, with what the view has saved there."""
+        rows = self.step.plan.encoder
+        ends = boundaries(rows)
+        places = zip(rows.chunk[ends].tolist(), rows.positions[ends].tolist(), strict=True)
+        return tuple(
+            Boundary(
+                self.shares[chunk].sequence,
+                position + 1,
+                {layer: saved[number] for layer, saved in self.view.snapshots.items()},
+            )
+            for number, (chunk, position) in enumerate(places)
+        )
+
+
+def answer_of(
+    share: Share, tokens: list[int], first_row: int, eos_token_id: int, drafts: Drafts = NO_DRAFTS
+) -> Answer:
+    """The answer whose rows that stand drew ``tokens``, cut behind a stop token."""
+    sequence, num_accepted = share.sequence, len(tokens) - 1
+    params, has_stopped = sequence.request.params, False
+    for number, token in enumerate(tokens):
+        if is_stop_token(params, token, eos_token_id):
+            tokens, has_stopped = tokens[: number + 1], True
+            break
+    return Answer(
+        share=share,
+        token_ids=tuple(tokens),
+        first_row=first_row,
+        num_accepted=num_accepted,
+        verified=sequence.drafts,
+        is_over=has_stopped or sequence.num_tokens + len(tokens) >= sequence.max_tokens,
+        drafts=drafts,
+    )
+
+
+def with_drafts(drafter: Drafter, answers: list[Answer], caches: Caches) -> list[Answer]:
+    """Draft behind every sequence that goes on for more than one token."""
+    points, drafted = [], []
+    for number, answer in enumerate(answers):
+        sequence = answer.share.sequence
+        num_tokens = sequence.num_tokens + len(answer.token_ids)
+        if not answer.is_over and num_tokens + 1 < sequence.max_tokens:
+            points.append(DraftPoint(sequence, answer.token_ids[-1], num_tokens - 1))
+            drafted.append(number)
+    if points:
+        found = drafter.propose(points, caches)
+        for number, drafts in zip(drafted, found, strict=True):
+            answers[number] = replace(answers[number], drafts=drafts)
+    return answers

@@ -5,7 +5,7 @@ On a CPU nothing is copied at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from typing import TypeVar, cast
 
@@ -63,17 +63,29 @@ def unpacked(buffer: torch.Tensor, like: Iterable[torch.Tensor]) -> Iterator[tor
 
 def fetched(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors on the CPU: the one place of a step that waits for the device."""
+    return fetching(*tensors)()
+
+
+def fetching(*tensors: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """Begin to copy the tensors to the CPU; what comes back waits for them alone, not for later work."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
-        return tensors
+        return lambda: tensors
     sources = [tensor.contiguous() for tensor in tensors]
     device = sources[0].device
-    packed = torch.empty(sum(map(_room, sources)), dtype=torch.uint8, device=device)
-    for target, source in zip(unpacked(packed, sources), sources, strict=True):
-        target.copy_(source)
+    packed = sources[0].view(-1).view(torch.uint8)
+    if len(sources) > 1:
+        packed = torch.empty(sum(map(_room, sources)), dtype=torch.uint8, device=device)
+        for target, source in zip(unpacked(packed, sources), sources, strict=True):
+            target.copy_(source)
     here = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True)
     here.copy_(packed, non_blocking=True)
-    torch.cuda.current_stream(device).record_event().synchronize()
-    return tuple(unpacked(here, sources))
+    event = torch.cuda.current_stream(device).record_event()
+
+    def wait() -> tuple[torch.Tensor, ...]:
+        event.synchronize()
+        return tuple(unpacked(here, sources))
+
+    return wait
 
 
 def tensors_in(tree: object) -> Iterator[torch.Tensor]:

@@ -1,8 +1,7 @@
 """The ops of the model: one name, one meaning; every kernel set implements this protocol.
 
 Legend: T packed rows, R sequences, D model width, S residual streams, H heads, C latent width, Hi and Ci
-    index heads
-and width, E experts, k experts a token, V vocabulary, P pool rows, K and N inputs and outputs of a linear.
+index heads and width, E experts, k experts a token, V vocabulary, P pool rows, K and N inputs and outputs of a linear.
 
 All activations are float32 tensors. In profile fast (``bf16``) every op rounds its result to bfloat16 where
 model.md section 0.3 says so; the rounded values still travel as float32. An op never changes its inputs,
@@ -246,6 +245,11 @@ class Ops(ChainOps, Protocol):
         Off: ``top_p`` 1, ``top_k`` 0 or at least V, ``min_p`` 0. The id is -1 where a row holds NaN, +inf or
         nothing above -inf.
         """
+
+    def random_words(
+        self, seeds: torch.Tensor, positions: torch.Tensor, sample_indices: torch.Tensor, num_words: int
+    ) -> torch.Tensor:
+        """Words of ``kernels.rng`` that choose the tokens at ``positions``: int64 [R] -> [R, num_words]."""
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """Element-wise logistic function, float32."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from deepinfer.engine.cache.caches import Caches
+from deepinfer.engine.step_plan import Int64
+from deepinfer.engine.transfer import moved
 
 
 @dataclass(frozen=True)
@@ -33,3 +36,21 @@ class Snapshot:
             pool = caches.window[layer] if layer >= 0 else caches.draft_window[-1 - layer]
             positions = torch.arange(boundary - saved.shape[0], boundary, device=saved.device)
             pool.records[slot, positions % pool.per_group] = saved
+
+
+def saved_rings(
+    caches: Caches, slots: Int64, boundaries: Int64, num_layers: int, with_drafts: bool
+) -> dict[int, torch.Tensor]:
+    """What the rings of ``slots`` [b] hold before ``boundaries`` [b], by layer: uint8 [b, W, bytes].
+
+    They hold it as long as no more than ring - W positions were computed behind a boundary.
+    """
+    window = caches.config.sliding_window
+    places = (boundaries[:, None] + np.arange(-window, 0)) % caches.shape.ring
+    where = {0: torch.from_numpy(slots[:, None]), 1: torch.from_numpy(places)}
+    at = moved(where, caches.window[0].buffer.device)
+    found = {layer: caches.window[layer].records[at[0], at[1]] for layer in range(num_layers)}
+    if with_drafts:
+        for stage, pool in enumerate(caches.draft_window):
+            found[-1 - stage] = pool.records[at[0], at[1]]
+    return found

@@ -12,8 +12,8 @@ import torch
 from deepinfer.engine.batch import Groups, Rows, Step
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.record_pool import RecordPool
+from deepinfer.engine.cache.snapshots import saved_rings
 from deepinfer.engine.step_records import boundaries
-from deepinfer.engine.transfer import moved
 from deepinfer.kernels.interface import Ops
 
 
@@ -71,13 +71,9 @@ class StepView:
         ends = boundaries(rows)
         if self.snapshot_layers == 0 or len(ends) == 0:
             return
-        window = self.caches.config.sliding_window
         slots = np.array([chunk.slot for chunk in self.step.chunks], np.int64)[rows.chunk[ends]]
-        seen = rows.positions[ends][:, None] + np.arange(1 - window, 1)
-        where = {0: torch.from_numpy(slots[:, None]), 1: torch.from_numpy(seen % self.caches.shape.ring)}
-        place = moved(where, self.ops.device)
-        for layer in range(self.snapshot_layers):
-            self.snapshots[layer] = self.caches.window[layer].records[place[0], place[1]]
+        boundaries_at = rows.positions[ends] + 1
+        self.snapshots |= saved_rings(self.caches, slots, boundaries_at, self.snapshot_layers, False)
 
     def write(self, layer: int, groups: Groups, main: torch.Tensor, keys: torch.Tensor) -> None:
         """Store new entries of KV source ``layer``: ``main`` float32 [n, C], ``keys`` float32 [n, Ci]."""

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from deepinfer.engine.batch import Step
+from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
-from deepinfer.engine.model.draft import Anchors, Draft
+from deepinfer.engine.model.draft import Anchors, Draft, DraftOutput
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.drafts import Drafts
@@ -44,14 +45,22 @@ class Drafter(Protocol):
     def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
         """Keep what drafting needs of the rows that the decoder computed: features [T', targets * D]."""
 
-    def propose(self, points: Items[DraftPoint], view: StepView) -> list[Drafts]:
+    def propose(self, points: Items[DraftPoint], caches: Caches) -> list[Drafts]:
         """Draft a block behind each point; there is at least one."""
+
+    @property
+    def drafts_in_turn(self) -> bool:
+        """Whether ``block`` drafts within a turn; if not, the host asks ``propose`` after it."""
+
+    def block(self, anchors: Anchors, caches: Caches) -> DraftOutput:
+        """``propose`` as work that may be recorded: on the device, and depending on tensors alone."""
 
 
 class ModelDrafter:
     """DSpark: the draft stages of the checkpoint (model.md section 7)."""
 
     reads_features = True
+    drafts_in_turn = True
 
     def __init__(self, draft: Draft, rule: PrefillRule, num_drafts: int | None = None) -> None:
         """``rule`` says which context rows of a truncated prompt exist.
@@ -64,15 +73,21 @@ class ModelDrafter:
         """Write the context latents of all rows; those of rejected rows are overwritten before use."""
         self._draft.write_context(features, step.decoder, view)
 
-    def propose(self, points: Items[DraftPoint], view: StepView) -> list[Drafts]:
+    def propose(self, points: Items[DraftPoint], caches: Caches) -> list[Drafts]:
         """One pass over all blocks together."""
         size = self._draft.config.dspark_block_size
         self._draft.target.reserve(max(point.position for point in points) + size)
         columns = [(p.golden, p.position, p.sequence.slot, self._first_context(p.sequence)) for p in points]
         anchors = Anchors(*torch.tensor(columns, dtype=torch.int64).T.contiguous())
-        out = self._draft.propose(moved(anchors, view.ops.device), view.caches, num_drafts=self._num_drafts)
+        out = self._draft.propose(
+            moved(anchors, self._draft.ops.device), caches, num_drafts=self._num_drafts
+        )
         tokens, confidences = fetched(out.tokens[:, 1:], out.confidences)
         return [Drafts(*row) for row in zip(tokens.numpy(), confidences.numpy(), strict=True)]
+
+    def block(self, anchors: Anchors, caches: Caches) -> DraftOutput:
+        """See ``Drafter``."""
+        return self._draft.propose(anchors, caches, num_drafts=self._num_drafts)
 
     def _first_context(self, sequence: Sequence) -> int:
         return max(self._rule.low(sequence.prompt_length), sequence.draft_from)
@@ -85,6 +100,7 @@ class KnownContinuation:
     """
 
     reads_features = False
+    drafts_in_turn = False
 
     def __init__(self, continuations: Mapping[tuple[str, int], Items[int]], block_size: int) -> None:
         """``continuations[request_id, sample_index]`` are the expected output tokens."""
@@ -94,7 +110,7 @@ class KnownContinuation:
     def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
         """Nothing to keep."""
 
-    def propose(self, points: Items[DraftPoint], view: StepView) -> list[Drafts]:
+    def propose(self, points: Items[DraftPoint], caches: Caches) -> list[Drafts]:
         """What the text says comes next, sure of it; token 0 without confidence past its end."""
         tokens = np.zeros((len(points), self._size), np.int64)
         confidences = np.zeros((len(points), self._size), np.float32)
@@ -105,3 +121,7 @@ class KnownContinuation:
             tokens[row, : len(ahead)] = ahead
             confidences[row, : len(ahead)] = 1.0
         return [Drafts(*row) for row in zip(tokens, confidences, strict=True)]
+
+    def block(self, anchors: Anchors, caches: Caches) -> DraftOutput:
+        """The text is known to the host alone."""
+        raise NotImplementedError

@@ -31,6 +31,7 @@ from deepinfer.kernels.cpu.window_layer import BoundLayers
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, SiteWeights
+from deepinfer.kernels.rng import host_words
 
 
 class CpuOps(draft_chains.DraftChains):
@@ -239,6 +240,12 @@ class CpuOps(draft_chains.DraftChains):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return sampling.sample(logits, temperature, top_p, top_k, min_p, words, self.workers)
+
+    def random_words(
+        self, seeds: torch.Tensor, positions: torch.Tensor, sample_indices: torch.Tensor, num_words: int
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return host_words(seeds, positions, sample_indices, num_words)
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""

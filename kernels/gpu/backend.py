@@ -24,6 +24,7 @@ from deepinfer.kernels.gpu import (
     rope,
     router,
     sampling,
+    words,
 )
 from deepinfer.kernels.gpu import linear as linears
 from deepinfer.kernels.gpu.experts import PackedExperts
@@ -235,6 +236,12 @@ class GpuOps(Chains):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return sampling.sample(logits, temperature, top_p, top_k, min_p, words)
+
+    def random_words(
+        self, seeds: torch.Tensor, positions: torch.Tensor, sample_indices: torch.Tensor, num_words: int
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return words.random_words(seeds, positions, sample_indices, num_words)
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""

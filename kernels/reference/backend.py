@@ -15,6 +15,7 @@ from deepinfer.kernels.reference import budget, fake_quant, hyper, indexer, reco
 from deepinfer.kernels.reference import experts as expert_ops
 from deepinfer.kernels.reference.attention import attention
 from deepinfer.kernels.reference.rounding import to_bf16
+from deepinfer.kernels.rng import host_words
 
 
 class ReferenceOps(Chains):
@@ -238,6 +239,12 @@ class ReferenceOps(Chains):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return sampling.sample(logits, temperature, top_p, top_k, min_p, words)
+
+    def random_words(
+        self, seeds: torch.Tensor, positions: torch.Tensor, sample_indices: torch.Tensor, num_words: int
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return host_words(seeds, positions, sample_indices, num_words)
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""

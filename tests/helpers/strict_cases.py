@@ -219,6 +219,12 @@ def _budget(ops: Ops, d: Draws, rows: int, size: int) -> Outputs:
     return [ops.verify_budget(confidences, caps, total) for total in (0, 1, rows, 2 * rows, rows * size)]
 
 
+def _words(ops: Ops, d: Draws, rows: int, count: int) -> Outputs:
+    """Seeds of 64 bits, positions and samples whose streams need more than 32."""
+    seeds, positions = d.whole(-(2**63), 2**63, rows), d.whole(0, 2**40, rows)
+    return (ops.random_words(seeds, positions, d.whole(0, 2**32, rows), count),)
+
+
 def _sized(kind: str, run: Any, sizes: list[tuple[Any, ...]], small: list[tuple[Any, ...]]) -> list[Case]:
     def bound(size: tuple[Any, ...]) -> Callable[[Ops, Draws], Outputs]:
         return lambda ops, d: tuple(run(ops, d, *size))
@@ -281,5 +287,6 @@ def all_cases() -> list[Case]:
         ),
         *_sized("logprobs", _logprobs, [(40, 4096), (3, 129_280)], [(1, 200)]),
         *_sized("budget", _budget, [(64, 5), (300, 5)], [(6, 3)]),
+        *_sized("words", _words, [(64, 16), (384, 16)], [(5, 16), (3, 6)]),
         *_sized("sample", _sample, [(4096, 12), (129_280, 12)], [(150, 5)]),
     ]

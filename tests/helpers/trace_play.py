@@ -13,7 +13,7 @@ from typing import TypedDict
 import numpy as np
 
 from deepinfer.engine.api import Float32Array, GenerateRequest, PrefillMode, SamplingParams, TokenRecord
-from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.core import CoreConfig, EngineCore
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.prefill import PrefillRule, prefill_rule
@@ -47,12 +47,14 @@ class HalfKnown(ModelDrafter):
     place of a block.
     """
 
+    drafts_in_turn = False  # the die is the host's
+
     def __init__(self, llm: LLM, rule: PrefillRule) -> None:
         super().__init__(llm._draft, rule)
         self.truth: dict[tuple[str, int], list[int]] = {}
 
-    def propose(self, points: Items[DraftPoint], view: StepView) -> list[Drafts]:
-        drafts = super().propose(points, view)
+    def propose(self, points: Items[DraftPoint], caches: Caches) -> list[Drafts]:
+        drafts = super().propose(points, caches)
         for point, draft in zip(points, drafts, strict=True):
             sequence = point.sequence
             first = point.position + 1 - sequence.prompt_length

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deepinfer.engine.rng import random_words
+from deepinfer.kernels.rng import random_words
 from deepinfer.kernels.cpu import sampling as cpu_sampling
 from deepinfer.kernels.reference import sampling as reference_sampling
 

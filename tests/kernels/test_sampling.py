@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from deepinfer.engine.rng import random_words
+from deepinfer.kernels.rng import random_words
 from deepinfer.kernels.dispatch import select_ops
 from deepinfer.kernels.interface import Ops
 

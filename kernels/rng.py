@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
@@ -80,3 +81,12 @@ def random_words(
     counter[..., 3] = (stream >> _HALF).astype(np.uint32)[:, None]
     key = np.stack([seeds & _LOW, seeds >> _HALF], axis=-1).astype(np.uint32)
     return philox(counter, key[:, None]).reshape(len(seeds), 4 * num_blocks)[:, :num_words]
+
+
+def host_words(
+    seeds: torch.Tensor, positions: torch.Tensor, sample_indices: torch.Tensor, num_words: int
+) -> torch.Tensor:
+    """``Ops.random_words`` on the host."""
+    columns = seeds.numpy().view(np.uint64), positions.numpy(), sample_indices.numpy()
+    drawn = random_words(columns[0], columns[1], SAMPLE, columns[2], num_words)
+    return torch.from_numpy(drawn.astype(np.int64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deepinfer.engine.rng import SAMPLE, UInt32, philox, random_words
+from deepinfer.kernels.rng import SAMPLE, UInt32, philox, random_words
 
 RESIDUAL, ACCEPTANCE = 1, 2
 

@@ -1,0 +1,1 @@
+"""Turns: decode steps that are planned, run, sampled and drafted on the device, from one small table."""

@@ -1,0 +1,152 @@
+"""Fills the table of a turn on the host: what never changes for a sequence is kept, the rest is written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from deepinfer.engine.prefill import PrefillRule
+from deepinfer.engine.scheduler import Share
+from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
+from deepinfer.engine.step_records import StepLayout
+from deepinfer.engine.turns.table import (
+    CONTEXT,
+    DRAFTS,
+    FLOOR,
+    FROM_DEVICE,
+    HEAT,
+    LIMIT,
+    LOW,
+    NUM_FIXED,
+    SAMPLE,
+    SEED,
+    SLOT,
+    START,
+    TOP_K,
+    TurnShape,
+)
+
+_FEWEST_ENTRIES, _FEWEST_BLOCKS = 256, 4
+MAX_ROWS = 384
+"""Rows of a turn; a longer step keeps a device busy without."""
+
+
+class HostTable:
+    """Rows of all sequences that hold a slot, brought up to date turn by turn."""
+
+    def __init__(self, num_slots: int, max_blocks: int, layout: StepLayout, rule: PrefillRule) -> None:
+        """``max_blocks`` of a sequence."""
+        self._layout, self._rule = layout, rule
+        self._fixed = np.zeros((num_slots, NUM_FIXED), np.int64)
+        self._blocks = np.zeros((num_slots, max_blocks), np.int64)
+        self._owners: list[Sequence | None] = [None] * num_slots
+        self._held: list[list[int]] = [[]] * num_slots
+        self._num_held = [0] * num_slots
+
+    def of(
+        self, shares: Items[Share], drafting: Drafting, vocab_size: int, is_left: Items[bool]
+    ) -> tuple[TurnShape, Int64]:
+        """Shape and table of a turn.
+
+        Args:
+            shares: one known row each, and drafts.
+            drafting: what the turn does for drafts.
+            vocab_size: V.
+            is_left: which sequences go on from what the turn before left on the device, unknown here.
+        """
+        sequences = [share.sequence for share in shares]
+        for sequence in sequences:
+            self._refresh(sequence, vocab_size)
+        slots = np.array([s.slot for s in sequences])
+        starts = np.array([FROM_DEVICE if left else s.num_tokens - 1 for s, left in zip(sequences, is_left)])
+        drafts = np.array([share.num_drafts for share in shares])
+        held = np.array([self._num_held[s.slot] for s in sequences])
+        lasts = np.array([s.max_tokens - 1 for s in sequences])
+        # one past the last position that the turn may reach, as far as is known here
+        ends = np.array([s.most_tokens if left else s.num_tokens for s, left in zip(sequences, is_left)])
+        shape = self._shape(len(shares), drafts, ends + drafts, int(held.max()), drafting)
+        table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
+        table[:, SLOT] = -1
+        mine = table[: len(shares)]
+        mine[:, :NUM_FIXED] = self._fixed[slots]
+        mine[:, START], mine[:, DRAFTS] = starts, drafts
+        mine[:, LIMIT] = np.minimum(lasts, held * BLOCK_TOKENS)
+        mine[:, CONTEXT] = np.maximum(mine[:, LOW], [s.draft_from for s in sequences])
+        for number, (ratio, _, _) in enumerate(shape.entries):
+            counts = (ends + drafts) // ratio
+            table[len(shares) :, shape.first_base + number] = counts.sum()
+            mine[:, shape.first_base + number] = np.cumsum(counts) - counts
+        mine[:, shape.first_block :] = self._blocks[slots, : shape.num_blocks]
+        self._write_ids(mine[:, shape.first_id : shape.first_block], shares, is_left, shape)
+        return shape, table
+
+    def _refresh(self, sequence: Sequence, vocab_size: int) -> None:
+        slot = sequence.slot
+        if self._owners[slot] is not sequence:
+            self._owners[slot], self._num_held[slot] = sequence, 0
+            self._held[slot] = []
+            params, row = sequence.request.params, self._fixed[slot]
+            row[SLOT], row[SEED] = slot, np.uint64(sequence.seed).astype(np.int64)
+            row[SAMPLE], row[TOP_K] = sequence.sample_index, min(params.top_k, vocab_size)
+            row[LOW] = self._rule.low(sequence.prompt_length)
+            row[HEAT : HEAT + 1].view(np.float32)[:] = params.temperature, params.top_p
+            row[FLOOR : FLOOR + 1].view(np.float32)[:] = params.min_p, 0.0
+        blocks = sequence.blocks
+        if self._held[slot] is not blocks or self._num_held[slot] != len(blocks):
+            self._blocks[slot, : len(blocks)] = blocks
+            self._held[slot], self._num_held[slot] = blocks, len(blocks)
+
+    def _write_ids(
+        self, target: Int64, shares: Items[Share], is_left: Items[bool], shape: TurnShape
+    ) -> None:
+        before = shape.history - 1
+        for row, share, left in zip(target, shares, is_left, strict=True):
+            if left:
+                continue
+            sequence, count = share.sequence, share.num_drafts
+            known = sequence.token_ids[max(0, sequence.num_tokens - shape.history) :]
+            row[:before] = -1
+            row[before + 1 - len(known) : before + 1] = known
+            if count:
+                row[before + 1 : before + 1 + count] = sequence.drafts.tokens[:count]
+
+    def _shape(
+        self, num_sequences: int, drafts: Int64, ends: Int64, num_blocks: int, drafting: Drafting
+    ) -> TurnShape:
+        has_drafts = bool(drafts.any())
+        bucket = _sequences(num_sequences)
+        return TurnShape(
+            num_sequences=bucket,
+            num_rows=_rows(num_sequences + int(drafts.sum())) if has_drafts else bucket,
+            width=1 + self._layout.max_drafts if has_drafts else 1,
+            num_blocks=min(_power(num_blocks, _FEWEST_BLOCKS), self._blocks.shape[1]),
+            history=self._layout.history,
+            entries=tuple(
+                (
+                    ratio,
+                    _power(int((ends // ratio).sum()), _FEWEST_ENTRIES),
+                    _power(int(ends.max()) // ratio, _FEWEST_ENTRIES),
+                )
+                for ratio in self._layout.ratios
+            ),
+            drafting=drafting,
+        )
+
+
+def _sequences(count: int) -> int:
+    """1, 2, 4, then multiples of 8."""
+    return count if count <= 2 else 4 if count <= 4 else -(-count // 8) * 8
+
+
+def _rows(count: int) -> int:
+    """2, 4, 6, then multiples of 8, and of 32 past 64."""
+    grain = 2 if count <= 6 else 8 if count <= 64 else 32
+    return -(-count // grain) * grain
+
+
+def _power(count: int, fewest: int) -> int:
+    """The next power of two, at least ``fewest``."""
+    return max(fewest, 1 << max(count - 1, 0).bit_length())

@@ -1,0 +1,79 @@
+"""Which steps are turns, and what it takes to play them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from deepinfer.engine.cache.caches import Caches
+from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.prefill import PrefillRule
+from deepinfer.engine.scheduler import Share
+from deepinfer.engine.speculation.drafter import Drafter
+from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.step_records import StepLayout
+from deepinfer.engine.turns.device_turn import DeviceTurn
+from deepinfer.engine.turns.engram import DeviceEngrams
+from deepinfer.engine.turns.host_table import MAX_ROWS, HostTable
+from deepinfer.engine.turns.recordings import TurnRecordings
+from deepinfer.engine.turns.state import TurnState
+from deepinfer.engine.turns.turn_run import TurnRun
+
+
+@dataclass(frozen=True)
+class TurnPlayer:
+    """Plays turns on one set of caches."""
+
+    turn: DeviceTurn
+    table: HostTable
+    recordings: TurnRecordings
+
+    @classmethod
+    def of(
+        cls,
+        model: Transformer,
+        rule: PrefillRule,
+        caches: Caches,
+        layout: StepLayout,
+        drafter: Drafter | None,
+        max_blocks: int,
+    ) -> TurnPlayer | None:
+        """None if the Engram tables have to stay on the host; ``max_blocks`` of a sequence."""
+        engrams = DeviceEngrams.of(model)
+        if engrams is None:
+            return None
+        slots = caches.shape.num_slots
+        state = TurnState.empty(slots, layout.history, layout.max_drafts, model.ops.device)
+        turn = DeviceTurn(model, caches, layout, rule, engrams, state, drafter)
+        return cls(turn, HostTable(slots, max_blocks, layout, rule), TurnRecordings(turn))
+
+    @property
+    def num_recorded(self) -> int:
+        """Graphs there are."""
+        return self.recordings.num_recorded
+
+    def can_play(self, shares: Items[Share]) -> bool:
+        """Whether all decode, few enough, and none adds a bias to its logits."""
+        num_rows = sum(1 + share.num_drafts for share in shares)
+        return num_rows <= MAX_ROWS and all(
+            share.is_decoding and not share.sequence.request.params.logit_bias for share in shares
+        )
+
+    def ready(self, shares: tuple[Share, ...], drafting: Drafting, saved: tuple[int, bool]) -> TurnRun:
+        """A turn of these shares; ``saved`` says which rings are kept at block ends, see ``TurnRun``."""
+        turn = self.turn
+        config = turn.model.config
+        shape, table = self.table.of(shares, drafting, config.vocab_size, [False] * len(shares))
+        asks_host = turn.drafter is not None and not turn.drafter.drafts_in_turn
+        return TurnRun(
+            recordings=self.recordings,
+            ops=turn.model.ops,
+            caches=turn.caches,
+            eos_token_id=config.eos_token_id,
+            shares=shares,
+            shape=shape,
+            table=table,
+            drafter=turn.drafter if asks_host else None,
+            num_snapshot_layers=saved[0],
+            with_drafts=saved[1],
+        )

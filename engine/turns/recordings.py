@@ -1,0 +1,122 @@
+"""Turns as CUDA graphs: one per shape, recorded at its second turn and played from then on.
+
+A turn is one copy of its table, one launch, and one copy of its outcome; none of them is waited for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from deepinfer.engine.step_plan import Int64
+from deepinfer.engine.transfer import fetching
+from deepinfer.engine.turns.device_turn import DeviceTurn
+from deepinfer.engine.turns.outcome import Outcome
+from deepinfer.engine.turns.table import TurnShape
+
+Result = tuple[torch.Tensor, torch.Tensor]
+"""Packed outcome and logits."""
+Work = Callable[[], Result]
+Capture = Callable[[Work], Work]
+"""Records work on fixed tensors; what comes back does it again on whatever they hold then."""
+
+
+@dataclass
+class _Recording:
+    """The table that the turns of a shape are copied to, and how to run them; None before the second one."""
+
+    table: torch.Tensor
+    play: Work | None = None
+
+
+@dataclass(frozen=True)
+class Played:
+    """A turn that was handed to the device.
+
+    Attributes:
+        logits: float32 [T, V]; the next turn of the shape writes over them.
+        wait: gives the outcome.
+    """
+
+    logits: torch.Tensor
+    wait: Callable[[], Outcome]
+
+
+def run_again(work: Work) -> Work:
+    """What stands for a recording on a CPU."""
+    return work
+
+
+class CudaCapture:
+    """Records CUDA graphs that share their working memory, for they are played one after the other."""
+
+    def __init__(self) -> None:
+        """No graph yet."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Work) -> Work:
+        """Record ``work``; it must have run before, so that nothing is left to compile."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = work()
+
+        def play() -> Result:
+            graph.replay()
+            return result
+
+        return play
+
+
+class TurnRecordings:
+    """Plays turns on one set of caches."""
+
+    def __init__(self, turn: DeviceTurn, capture: Capture | None = None) -> None:
+        """Nothing is recorded yet."""
+        self._turn = turn
+        self._is_cuda = turn.model.ops.device.type == "cuda"
+        self._capture = capture or (CudaCapture() if self._is_cuda else run_again)
+        self._recordings: dict[TurnShape, _Recording] = {}
+
+    @property
+    def num_recorded(self) -> int:
+        """Graphs there are."""
+        return sum(recording.play is not None for recording in self._recordings.values())
+
+    def play(self, shape: TurnShape, table: Int64) -> Played:
+        """Hand a turn to the device."""
+        recording = self._recordings.get(shape)
+        source = torch.from_numpy(table)
+        if recording is None:
+            place = torch.empty(table.shape, dtype=torch.int64, device=self._turn.model.ops.device)
+            recording = self._recordings[shape] = _Recording(place)
+            self._load(recording, source)
+            packed, logits = self._turn.run(place, shape)
+        else:
+            self._load(recording, source)
+            if recording.play is None:
+                place = recording.table
+                recording.play = self._capture(lambda: self._turn.run(place, shape))
+            packed, logits = recording.play()
+        fetch = fetching(packed)
+
+        def wait() -> Outcome:
+            (here,) = fetch()
+            return _outcome(here, shape)
+
+        return Played(logits, wait)
+
+    def _load(self, recording: _Recording, source: torch.Tensor) -> None:
+        """Copy a table; the pinned buffer is a new one, since the turn before may still be reading its own."""
+        if self._is_cuda:
+            source = source.pin_memory()
+        recording.table.copy_(source, non_blocking=True)
+
+
+def _outcome(packed: torch.Tensor, shape: TurnShape) -> Outcome:
+    """How many drafts there are follows from the size."""
+    num_bytes = packed.numel() - 16 * shape.num_rows - 24 * shape.num_sequences
+    num_drafts = num_bytes // (12 * shape.num_sequences)
+    return Outcome.of(np.asarray(packed.numpy()), shape.num_rows, shape.num_sequences, num_drafts)

@@ -1,0 +1,65 @@
+"""What the host says about a turn: one row of numbers per sequence, copied to the device in one piece.
+
+A turn is a step in which every sequence computes its last known token and possibly drafts behind it.
+Everything else that such a step needs (windows, records, entries, random words) follows from these rows on
+the device, see ``rows``.
+
+Legend: R sequences of the bucket, q tokens a sequence, n ids an Engram hash looks at, G compress ratios.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepinfer.engine.speculation.pauses import Drafting
+
+SLOT, START, DRAFTS, LIMIT, LOW, CONTEXT, SEED, SAMPLE, HEAT, FLOOR, TOP_K = range(11)
+"""Columns of a sequence: state slot (-1 for padding); position of its last known token; drafts to verify; one
+past the last position it may compute; first position its decoder layers see; first position of its draft
+contexts; seed; sample index; temperature and top_p as two float32; min_p and nothing; top_k."""
+NUM_FIXED = 11
+FROM_DEVICE = -1
+"""As START: position, tokens and drafts are those that the turn before has left on the device."""
+
+
+@dataclass(frozen=True)
+class TurnShape:
+    """Shapes that turns share; a recording is made for each.
+
+    Attributes:
+        num_sequences: R, padding included.
+        num_rows: T, padding included; R if nothing is drafted.
+        width: q, most rows of a sequence.
+        num_blocks: blocks of a sequence.
+        history: n.
+        entries: (ratio, room for entries of all sequences, room for those of the longest), by ratio.
+        drafting: what the turn does for drafts.
+    """
+
+    num_sequences: int
+    num_rows: int
+    width: int
+    num_blocks: int
+    history: int
+    entries: tuple[tuple[int, int, int], ...]
+    drafting: Drafting
+
+    @property
+    def first_base(self) -> int:
+        """G columns: where the entries of a sequence begin among those of all."""
+        return NUM_FIXED
+
+    @property
+    def first_id(self) -> int:
+        """n - 1 columns of earlier ids, -1 before the start, then q: the known token and drafts."""
+        return self.first_base + len(self.entries)
+
+    @property
+    def first_block(self) -> int:
+        """The block table."""
+        return self.first_id + self.history - 1 + self.width
+
+    @property
+    def num_columns(self) -> int:
+        """Numbers of a sequence."""
+        return self.first_block + self.num_blocks
