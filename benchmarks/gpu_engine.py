@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from gpu_engine_bits import check_logits, check_recorded, check_scores, check_trace, make  # noqa: E402
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
+from gpu_turns import host_profile, same_bytes, speculation_speed  # noqa: E402
 
 from deepinfer.engine.api import Device, EngineConfig, Profile  # noqa: E402
 
@@ -108,6 +109,11 @@ def _speeds(options: argparse.Namespace, seconds: float) -> Result:
 STAGES: dict[str, Stage] = {
     "logits": lambda options, seconds: check_logits(_strict(options), options.expected),
     "graphs": lambda options, seconds: check_recorded(_strict(options), options.expected),
+    "turns": lambda options, seconds: same_bytes(_strict(options)),
+    "turns-fast": lambda options, seconds: same_bytes(_fast(options)),
+    "host": lambda options, seconds: host_profile(_fast(options)),
+    "host-1": lambda options, seconds: host_profile(_fast(options), 1),
+    "speculation": lambda options, seconds: speculation_speed(_fast(options), min(seconds, 60.0)),
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
     "memory": lambda options, seconds: long_document(_strict(options)),
     "speed": _speeds,

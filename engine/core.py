@@ -191,7 +191,7 @@ class EngineCore:
         if not shares:
             return False
         drafting = Drafting.PAUSED if self.speculation is None else self.speculation.mode(shares)
-        work = self.launcher.ready(shares, drafting)
+        work = self.launcher.ready(shares, drafting, self.observe is not None)
         for share in shares:
             share.sequence.num_in_flight += share.num_rows
             share.sequence.num_drafts_in_flight += share.num_drafts

@@ -55,10 +55,12 @@ class Launcher:
         """Graphs there are."""
         return sum(place.num_recorded for place in (self.graphs, self.turns) if place is not None)
 
-    def ready(self, shares: tuple[Share, ...], drafting: Drafting) -> Callable[[], StepResult]:
-        """Work that runs a step, whose rows are all known."""
+    def ready(
+        self, shares: tuple[Share, ...], drafting: Drafting, keeps_logits: bool
+    ) -> Callable[[], StepResult]:
+        """Work that runs a step, whose rows are all known; ``keeps_logits`` for an observer."""
         if self.turns is not None and self.turns.can_play(shares):
-            return self.turns.ready(shares, drafting, self._turn_layers)
+            return self.turns.ready(shares, drafting, self._turn_layers, keeps_logits)
         chunks = [share.sequence.chunk(share.num_rows, share.num_drafts) for share in shares]
         self.model.reserve(max(chunk.end for chunk in chunks))
         host = host_step(chunks, self.rule, self.layout)

@@ -59,7 +59,9 @@ class TurnPlayer:
             share.is_decoding and not share.sequence.request.params.logit_bias for share in shares
         )
 
-    def ready(self, shares: tuple[Share, ...], drafting: Drafting, saved: tuple[int, bool]) -> TurnRun:
+    def ready(
+        self, shares: tuple[Share, ...], drafting: Drafting, saved: tuple[int, bool], keeps_logits: bool
+    ) -> TurnRun:
         """A turn of these shares; ``saved`` says which rings are kept at block ends, see ``TurnRun``."""
         turn = self.turn
         config = turn.model.config
@@ -76,4 +78,5 @@ class TurnPlayer:
             drafter=turn.drafter if asks_host else None,
             num_snapshot_layers=saved[0],
             with_drafts=saved[1],
+            keeps_logits=keeps_logits,
         )

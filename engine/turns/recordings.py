@@ -37,7 +37,7 @@ class Played:
     """A turn that was handed to the device.
 
     Attributes:
-        logits: float32 [T, V]; the next turn of the shape writes over them.
+        logits: float32 [T, V]; the next turn of the shape writes over them, so copy what is kept.
         wait: gives the outcome.
     """
 
@@ -119,4 +119,5 @@ def _outcome(packed: torch.Tensor, shape: TurnShape) -> Outcome:
     """How many drafts there are follows from the size."""
     num_bytes = packed.numel() - 16 * shape.num_rows - 24 * shape.num_sequences
     num_drafts = num_bytes // (12 * shape.num_sequences)
-    return Outcome.of(np.asarray(packed.numpy()), shape.num_rows, shape.num_sequences, num_drafts)
+    own = np.array(packed.numpy())  # on a CPU the buffer is that of the recording
+    return Outcome.of(own, shape.num_rows, shape.num_sequences, num_drafts)

@@ -42,6 +42,7 @@ class TurnRun:
         shape, table: what is played.
         drafter: who drafts behind the answers, if that is not done in the turn.
         num_snapshot_layers: layers whose rings a later prompt resumes from; drafts too if ``with_drafts``.
+        keeps_logits: whether somebody wants to see the logits after the next turn has started.
     """
 
     recordings: TurnRecordings
@@ -54,6 +55,7 @@ class TurnRun:
     drafter: Drafter | None
     num_snapshot_layers: int
     with_drafts: bool
+    keeps_logits: bool
 
     def __call__(self) -> StepResult:
         """Run it and wait."""
@@ -67,7 +69,8 @@ class TurnRun:
 
         def finish() -> StepResult:
             outcome = played.wait()
-            return self._result(outcome, played.logits, started_s)
+            logits = played.logits.clone() if self.keeps_logits else played.logits
+            return self._result(outcome, logits, started_s)
 
         return finish
 

@@ -1,0 +1,167 @@
+"""Turns on the device: bits of every policy against plain eager steps, speed of speculation, host time of a step."""
+
+from __future__ import annotations
+
+import cProfile
+import io
+import pstats
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from gpu_engine_promise import requests
+
+from deepinfer.engine.api import EngineConfig, GenerateRequest, RequestFailure, SamplingParams
+from deepinfer.engine.llm import LLM
+from deepinfer.engine.speculation.drafter import KnownContinuation
+from deepinfer.engine.speculation.options import Speculation
+from deepinfer.eval.bench_speculation import SpeculationBench, _prompts
+
+BATCHES = (1, 16, 64)
+_NEW_TOKENS = 96
+
+
+def _said(llm: LLM, asked: Sequence[GenerateRequest]) -> tuple[bytes, dict[tuple[str, int], tuple[int, ...]]]:
+    """Everything that was said, as bytes, and the tokens by request."""
+    said, tokens = b"", {}
+    for request, result in zip(asked, llm.generate(asked), strict=True):
+        if isinstance(result, RequestFailure):
+            raise RuntimeError(result.reason)
+        for record in result[0].records:
+            ids = [record.token_id or 0, *record.top_ids]
+            reals = [record.raw_logprob, record.processed_logprob, *record.top_logprobs]
+            said += struct.pack(f"<{len(ids)}q{len(reals)}d", *ids, *reals)
+        tokens[request.request_id, 0] = result[0].token_ids
+    return said, tokens
+
+
+def same_bytes(config: EngineConfig) -> dict[str, Any]:
+    """Every policy, synchronous and not, in turns: the bytes of eager steps without drafts."""
+    base = LLM(None, replace(config, recorded_steps=False, prefix_caching=False))
+    plain_params = [
+        replace(request, params=replace(request.params, num_logprobs=2 * (i % 4 == 3)))
+        for i, request in enumerate(requests(12, 150, 48))
+    ]
+    wanted, tokens = _said(base, plain_params)
+    seen, wrong = [], []
+    for policy in ("off", "fixed", "fixed:2", "confidence", "known"):
+        for asynchronous in (False, True):
+            named = Speculation.from_text("fixed" if policy == "known" else policy)
+            variant = replace(config, speculation=named, asynchronous=asynchronous, recorded_steps=True)
+            llm = base.with_config(replace(variant, prefix_caching=asynchronous))
+            if policy == "known":
+                llm = llm.with_drafter(KnownContinuation(tokens, 5))
+            rounds = [_said(llm, plain_params)[0] == wanted for _ in range(2)]
+            name = f"{policy}{', asynchronous' * asynchronous}"
+            seen.append(f"{name} {llm._core.launcher.num_recorded} graphs")
+            wrong += [] if all(rounds) else [name]
+    text = f"12 sequences of 48 tokens, twice: {', '.join(seen)}; unlike eager: {wrong or 'none'}"
+    return {"verdict": "DIFFER" if wrong else "equal", "seen": text}
+
+
+def _decoding(llm: LLM, asked: Sequence[GenerateRequest]) -> tuple[float, int]:
+    """Seconds and tokens of everything behind the first step."""
+    core = llm._core
+    for request in asked:
+        core.add(request)
+    while core.has_unfinished and not core.step():
+        pass
+    started, count = time.perf_counter(), 0
+    while core.has_unfinished:
+        count += len(core.step())
+    return time.perf_counter() - started, count
+
+
+def speculation_speed(config: EngineConfig, seconds: float, rounds: int = 5) -> dict[str, Any]:
+    """Tokens a second of every policy against plain decoding, in turns: medians of alternating rounds."""
+    started = time.perf_counter()
+    base = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))
+    prompts = []
+    for name in ("prose", "code", "technical"):
+        prompts.append(_prompts(base, name, SpeculationBench(), max(BATCHES)))
+    page = ["| batch | variant | tokens/s | x plain | tokens a step |", "|---|---|---|---|---|"]
+    seen, figures = [], {}
+    for batch in BATCHES:
+        params = SamplingParams(temperature=0.0, seed=7, max_tokens=_NEW_TOKENS, ignore_eos=True)
+        pool = [ids for group in zip(*prompts, strict=True) for ids in group]
+        sets = [
+            [
+                GenerateRequest(request_id=f"{s}.{i}", token_ids=ids, params=params)
+                for i, ids in enumerate(pool[s * batch : (s + 1) * batch])
+            ]
+            for s in range(3 if batch == 1 else 1)
+        ]
+        subjects = {
+            name: base.with_config(
+                replace(
+                    base.config,
+                    speculation=Speculation.from_text(name.split()[0]),
+                    asynchronous="async" in name,
+                )
+            )
+            for name in (
+                *("off", "off async", "fixed", "fixed:1", "fixed:2", "fixed:3", "fixed async"),
+                *("fixed:2 async", "confidence", "confidence async"),
+            )
+        }
+        known: dict[tuple[str, int], tuple[int, ...]] = {}
+        for asked in sets:
+            known |= _said(subjects["off"], asked)[1]
+        drafter = KnownContinuation(known, 5)
+        subjects["known"] = subjects["fixed"].with_drafter(drafter)
+        subjects["known async"] = subjects["fixed async"].with_drafter(drafter)
+        for name, llm in subjects.items():
+            for _ in range(6 if name.startswith("confidence") else 2):
+                for asked in sets:
+                    _decoding(llm, asked)
+        speeds: dict[str, list[float]] = {name: [] for name in subjects}
+        for _ in range(rounds):
+            for name, llm in subjects.items():
+                found = [_decoding(llm, asked) for asked in sets]
+                speeds[name].append(sum(count for _, count in found) / sum(second for second, _ in found))
+            if time.perf_counter() - started > seconds:
+                break
+        medians = {name: median(values) for name, values in speeds.items()}
+        plain = max(medians["off"], medians["off async"])
+        for name, value in medians.items():
+            stats = subjects[name].draft_stats
+            length = f"{stats.accepted_length:.2f}" if stats is not None else ""
+            page.append(f"| {batch} | {name} | {value:.0f} | {value / plain:.2f} | {length} |")
+        seen.append(f"batch {batch}: " + ", ".join(f"{n} {v / plain:.2f}" for n, v in medians.items()))
+        figures[batch] = medians
+    return {"verdict": "measured", "seen": "; ".join(seen), "page": page, "figures": figures}
+
+
+def host_profile(config: EngineConfig, batch: int = 64) -> dict[str, Any]:
+    """Where the host spends a decode step: cProfile over some steps, by own time."""
+    llm = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))
+    for _ in range(2):
+        _decoding(llm, requests(batch, 128 + batch, 30))
+    core = llm._core
+    for request in requests(batch, 128 + batch, 60):
+        core.add(replace(request, params=replace(request.params, num_logprobs=0)))
+    for _ in range(4):
+        core.step()
+    profile, steps = cProfile.Profile(), 30
+    started = time.perf_counter()
+    for _ in range(10):
+        core.step()
+    plain = (time.perf_counter() - started) / 10
+    profile.enable()
+    for _ in range(steps):
+        core.step()
+    profile.disable()
+    out = io.StringIO()
+    stats = pstats.Stats(profile, stream=out)
+    stats.sort_stats("tottime").print_stats(28)
+    for i in range(batch):
+        core.abort(f"r{i}")
+    lines = [line for line in out.getvalue().splitlines() if line.strip()]
+    return {
+        "verdict": "measured",
+        "seen": f"batch {batch}: {plain * 1e3:.2f} ms a step on the host",
+        "page": ["```", f"batch {batch}, {steps} steps", *lines, "```"],
+    }
