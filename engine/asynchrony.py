@@ -1,12 +1,20 @@
-"""Where a step runs: here and now, or on a thread of its own while the next one is planned."""
+"""Where a step runs: here and now, on a thread of its own, or on a device that is not waited for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class Launchable(Protocol):
+    """Work that can be handed to a device."""
+
+    def launch(self) -> Callable[[], Any]:
+        """Begin; what comes back waits for the result."""
 
 
 class Runner(Protocol):
@@ -43,3 +51,23 @@ class Worker:
     def start(self, work: Callable[[], T]) -> Callable[[], T]:
         """See ``Runner``."""
         return self._pool.submit(work).result
+
+
+class Queue:
+    """Work goes to the device's queue, behind what is there; what cannot be queued is done at once."""
+
+    is_asynchronous = True
+
+    def start(self, work: Callable[[], T]) -> Callable[[], T]:
+        """See ``Runner``."""
+        if isinstance(work, Launchable):
+            return work.launch()
+        result = work()
+        return lambda: result
+
+
+def runner_of(device_type: str, is_asynchronous: bool) -> Runner:
+    """Who runs the steps on a device of this type."""
+    if not is_asynchronous:
+        return Inline()
+    return Worker() if device_type == "cpu" else Queue()

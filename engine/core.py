@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
 from deepinfer.engine.api import (
     FinishReason,
-    Float32Array,
     GenerateRequest,
     PrefillMode,
     RequestFailure,
     ScoreRequest,
     TokenRecord,
 )
-from deepinfer.engine.asynchrony import Inline, Runner, Worker
+from deepinfer.engine.asynchrony import Runner, runner_of
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
 from deepinfer.engine.cache.prefix_tree import PrefixTree
 from deepinfer.engine.cache.snapshots import Snapshot
+from deepinfer.engine.core_config import CoreConfig as CoreConfig
+from deepinfer.engine.core_config import Observer as Observer
 from deepinfer.engine.emission import Ending, ending, terminal_record, token_record
 from deepinfer.engine.flight import InFlight, Landed
 from deepinfer.engine.launcher import Launcher
@@ -29,42 +30,16 @@ from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.sampling_rules import validate
-from deepinfer.engine.scheduler import Limits, Scheduler, Share
+from deepinfer.engine.scheduler import Scheduler, Share
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.control import SpeculationControl
 from deepinfer.engine.speculation.drafter import Drafter
-from deepinfer.engine.speculation.options import NO_SPECULATION, Speculation
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.speculation.policy import draft_policy
 from deepinfer.engine.speculation.stats import DraftStats
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64, blocks_for
 from deepinfer.engine.step_run import Answer, Boundary, StepResult
-
-Observer = Callable[[Sequence, int, Float32Array], None]
-"""Shown each sample, a position, and the raw logits row [V], its own copy, of the token chosen there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoreConfig:
-    """Sizes of a running engine; bits never depend on any of them.
-
-    Attributes:
-        limits: bounds of a step and of live sequences.
-        num_blocks: cache blocks of 128 tokens.
-        prefix_caching: keep finished blocks findable for later prompts.
-        max_snapshots: most block boundaries that a later prompt can resume at.
-        speculation: how many drafted tokens a step verifies.
-        asynchronous: plan a step while the one before it runs.
-        graphs: run small steps from recordings, see ``step_graphs``.
-    """
-
-    limits: Limits
-    num_blocks: int
-    prefix_caching: bool = True
-    max_snapshots: int = 1024
-    speculation: Speculation = NO_SPECULATION
-    asynchronous: bool = False
-    graphs: bool = False
+from deepinfer.engine.turns.turn_run import TurnRun
 
 
 class EngineCore:
@@ -84,6 +59,8 @@ class EngineCore:
             BLOCK_TOKENS, self.pool, max_snapshots=config.max_snapshots
         )
         ring = default_ring(model.config)
+        if config.asynchronous and self.speculation:
+            ring += model.config.dspark_block_size + 1  # a turn may start before block ends are saved
         shape = CacheShape(
             num_blocks=config.num_blocks,
             num_slots=config.limits.max_sequences,
@@ -115,8 +92,8 @@ class EngineCore:
         self.observe: Observer | None = None
         self._live: dict[tuple[str, int], Sequence] = {}
         self._num_added = 0
-        self._runner: Runner = Worker() if config.asynchronous else Inline()
-        self._in_flight: InFlight | None = None
+        self._runner: Runner = runner_of(model.ops.device.type, config.asynchronous)
+        self._flights: deque[InFlight] = deque()
 
     @property
     def has_unfinished(self) -> bool:
@@ -160,8 +137,7 @@ class EngineCore:
         records = [terminal_record(sequence, FinishReason.ABORT) for sequence in ended]
         for sequence in ended:
             self._forget(sequence, FinishReason.ABORT)
-        if not self._live:
-            self._land()
+        self._land_all_if_idle()
         return records
 
     def sequence(self, request_id: str, sample_index: int) -> Sequence | None:
@@ -173,36 +149,60 @@ class EngineCore:
 
         If the engine is asynchronous, the next step has started when this returns.
         """
-        if self._in_flight is None and not self._launch(self.scheduler.next_step() or []):
+        if not self._flights and not self._launch(self.scheduler.next_step() or []):
             return []
         ahead = self.scheduler.next_step() if self._runner.is_asynchronous else None
+        has_followed = bool(ahead) and self._follow(ahead or [])
         landed = self._land()
-        if ahead:
-            started = self._launch([share for share in ahead if not share.sequence.is_over])
-            self.scheduler.stats.num_ahead += started
-        records = self._settle(landed) if landed is not None else []
-        if not self._live:
-            self._land()
+        if ahead and not has_followed:
+            has_followed = self._launch([share for share in ahead if not share.sequence.is_over])
+        self.scheduler.stats.num_ahead += has_followed
+        records = self._settle(landed)
+        self._land_all_if_idle()
         return records
+
+    def _land_all_if_idle(self) -> None:
+        while self._flights and not self._live:
+            self._land()
+
+    def _follow(self, planned: Items[Share]) -> bool:
+        """Start a step before the one in flight has landed, if both are turns; false if it has to wait."""
+        turns = self.launcher.turns
+        if turns is None or self.observe is not None or not self._flights[-1].is_turn:
+            return False
+        drafting, num_drafts = self._drafting(planned), 0
+        if self.speculation is not None and self._flights[-1].drafting is Drafting.ON:
+            unseen = self.speculation.policy.unseen
+            if unseen is None:
+                return False
+            num_drafts = unseen
+        num_rows = len(planned) * (1 + num_drafts)
+        if num_rows > self.config.limits.max_rows or not turns.can_follow(planned, drafting):
+            return False
+        return self._start(tuple(self.scheduler.add_unseen_drafts(planned, num_drafts)), drafting)
+
+    def _drafting(self, shares: Items[Share]) -> Drafting:
+        return Drafting.PAUSED if self.speculation is None else self.speculation.mode(shares)
 
     def _launch(self, planned: Items[Share]) -> bool:
         """Start a step; false if there is nothing to do."""
         shares = tuple(self.scheduler.add_drafts(planned))
         if not shares:
             return False
-        drafting = Drafting.PAUSED if self.speculation is None else self.speculation.mode(shares)
+        return self._start(shares, self._drafting(shares))
+
+    def _start(self, shares: tuple[Share, ...], drafting: Drafting) -> bool:
         work = self.launcher.ready(shares, drafting, self.observe is not None)
         for share in shares:
             share.sequence.num_in_flight += share.num_rows
             share.sequence.num_drafts_in_flight += share.num_drafts
-        self._in_flight = InFlight(shares, drafting, self._runner.start(work))
+        is_turn = isinstance(work, TurnRun)
+        self._flights.append(InFlight(shares, drafting, self._runner.start(work), is_turn))
         return True
 
-    def _land(self) -> Landed | None:
-        """Wait for the step in flight, if any; what ended sequences held is free then."""
-        flight, self._in_flight = self._in_flight, None
-        if flight is None:
-            return None
+    def _land(self) -> Landed:
+        """Wait for the step that was started first; what ended sequences held is free then."""
+        flight = self._flights.popleft()
         try:
             landed = flight.land()
         finally:

@@ -22,11 +22,15 @@ class Landed:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A step that has started; ``wait`` gives its result."""
+    """A step that has started; ``wait`` gives its result.
+
+    A turn leaves on the device where its sequences stand, so the next turn can follow before it has landed.
+    """
 
     shares: tuple[Share, ...]
     drafting: Drafting
     wait: Callable[[], StepResult]
+    is_turn: bool
 
     def land(self) -> Landed:
         """Wait for the result, and make known to the sequences what it says of them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from deepinfer.engine.api import PrefillMode

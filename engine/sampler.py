@@ -18,9 +18,9 @@ import torch
 
 from deepinfer.engine.api import Float32Array, Int32Array, SamplingParams
 from deepinfer.engine.errors import NonFiniteError
-from deepinfer.kernels.rng import SAMPLE, Int64, random_words
 from deepinfer.engine.transfer import Movable, fetched, moved
 from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.rng import SAMPLE, Int64, random_words
 
 NUM_WORDS = 16
 """Words per draw. At most half of all words are rejected, so all of them less than once in 2**16 draws."""

@@ -67,12 +67,16 @@ class Share:
 
 @dataclass
 class SchedulerStats:
-    """Counters since the start; ``num_ahead`` are steps that were planned while another ran."""
+    """Counters since the start.
+
+    ``num_ahead`` are steps that were planned while another ran, ``num_unseen`` those that also started then.
+    """
 
     num_steps: int = 0
     num_rows: int = 0
     num_preemptions: int = 0
     num_ahead: int = 0
+    num_unseen: int = 0
 
 
 @dataclass
@@ -145,9 +149,20 @@ class Scheduler:
         self.stats.num_rows += sum(drafts.values())
         return [replace(share, num_drafts=drafts.get(id(share), 0)) for share in planned]
 
+    def add_unseen_drafts(self, planned: Items[Share], num_drafts: int) -> list[Share]:
+        """The same before the step in flight has landed: so many drafts each, whatever they are."""
+        shares = [replace(s, num_drafts=self._fitting(s.sequence, num_drafts)) for s in planned]
+        self.stats.num_steps += 1
+        self.stats.num_unseen += 1
+        self.stats.num_rows += sum(share.num_rows + share.num_drafts for share in shares)
+        return shares
+
     def _fitting(self, sequence: Sequence, num_drafts: int) -> int:
         """How many of the drafts fit the blocks of the sequence, with free ones but at nobody's expense."""
-        missing = blocks_for(sequence.num_tokens + num_drafts) - len(sequence.blocks)
+        if num_drafts == 0:
+            return 0
+        longest = min(sequence.most_tokens + num_drafts, sequence.max_tokens)
+        missing = blocks_for(longest) - len(sequence.blocks)
         if missing > 0 and missing <= self.pool.num_free:
             sequence.blocks += self.pool.allocate(missing) or []
         return min(num_drafts, len(sequence.blocks) * BLOCK_TOKENS - sequence.num_tokens)
@@ -169,10 +184,11 @@ class Scheduler:
         return bool(self.retired) or any(sequence.num_in_flight for sequence in self.running)
 
     def land(self) -> None:
-        """The step in flight has ended: what retired sequences held is free."""
+        """A step has ended: what retired sequences held is free, unless the next one has them too."""
         for sequence in self.retired:
-            self._drop(sequence)
-        self.retired = []
+            if not sequence.num_in_flight:
+                self._drop(sequence)
+        self.retired = [sequence for sequence in self.retired if sequence.num_in_flight]
 
     def _take(self, sequence: Sequence, budget: int, planned: list[Share]) -> int:
         remaining = sequence.num_remaining

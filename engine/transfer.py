@@ -72,8 +72,8 @@ def fetching(*tensors: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
         return lambda: tensors
     sources = [tensor.contiguous() for tensor in tensors]
     device = sources[0].device
-    packed = sources[0].view(-1).view(torch.uint8)
-    if len(sources) > 1:
+    packed = sources[0]
+    if len(sources) > 1 or packed.dtype != torch.uint8:
         packed = torch.empty(sum(map(_room, sources)), dtype=torch.uint8, device=device)
         for target, source in zip(unpacked(packed, sources), sources, strict=True):
             target.copy_(source)

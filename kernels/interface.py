@@ -1,7 +1,8 @@
 """The ops of the model: one name, one meaning; every kernel set implements this protocol.
 
 Legend: T packed rows, R sequences, D model width, S residual streams, H heads, C latent width, Hi and Ci
-index heads and width, E experts, k experts a token, V vocabulary, P pool rows, K and N inputs and outputs of a linear.
+index heads and width, E experts, k experts a token, V vocabulary, P pool rows, K and N inputs and outputs
+of a linear.
 
 All activations are float32 tensors. In profile fast (``bf16``) every op rounds its result to bfloat16 where
 model.md section 0.3 says so; the rounded values still travel as float32. An op never changes its inputs,

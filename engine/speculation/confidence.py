@@ -57,6 +57,11 @@ class ConfidenceDrafts:
         seconds = seconds + self._drafting.curve(num_sequences, 1)[0]
         return int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
 
+    @property
+    def unseen(self) -> int | None:
+        """The number depends on how sure the drafts are."""
+        return None
+
     def mode(self, num_sequences: int) -> Drafting:
         """See ``DraftPolicy``."""
         return self._pauses.mode(num_sequences)

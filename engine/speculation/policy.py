@@ -21,6 +21,10 @@ class DraftPolicy(Protocol):
     def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
         """Drafts of each decoding sequence, at most ``num_useful_drafts`` each and ``room`` together."""
 
+    @property
+    def unseen(self) -> int | None:
+        """Drafts of each sequence in a step that starts before they are known; None if it must wait."""
+
     def mode(self, num_sequences: int) -> Drafting:
         """What a step in which so many sequences decode does for the drafts of the next one."""
 
@@ -43,6 +47,11 @@ class FixedDrafts:
             given.append(share)
             room -= share
         return given
+
+    @property
+    def unseen(self) -> int | None:
+        """The number."""
+        return self._num_drafts
 
     def mode(self, num_sequences: int) -> Drafting:
         """Always on."""

@@ -86,11 +86,11 @@ class DeviceTurn:
     def _draw(self, rows: TurnRows, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for every row, under the rules of its sequence and the words of its position."""
         own, ops = rows.own, self.model.ops
-        heat = own[:, HEAT : FLOOR + 1].contiguous().view(torch.float32)
+        heat = torch.stack([own[:, HEAT], own[:, FLOOR]]).view(torch.float32)
         words = ops.random_words(
             own[:, SEED].contiguous(), rows.positions + 1, own[:, SAMPLE].contiguous(), NUM_WORDS
         )
-        temperature, top_p, min_p = (heat[:, column].contiguous() for column in range(3))
+        temperature, top_p, min_p = heat[0, ::2], heat[0, 1::2], heat[1, ::2]
         return ops.sample(logits, temperature, top_p, own[:, TOP_K].contiguous(), min_p, words)
 
     def _leave(

@@ -1,4 +1,4 @@
-"""Fills the table of a turn on the host: what never changes for a sequence is kept, the rest is written anew."""
+"""Fills the table of a turn on the host: what never changes for a sequence is kept between turns."""
 
 from __future__ import annotations
 
@@ -61,12 +61,13 @@ class HostTable:
         for sequence in sequences:
             self._refresh(sequence, vocab_size)
         slots = np.array([s.slot for s in sequences])
-        starts = np.array([FROM_DEVICE if left else s.num_tokens - 1 for s, left in zip(sequences, is_left)])
         drafts = np.array([share.num_drafts for share in shares])
         held = np.array([self._num_held[s.slot] for s in sequences])
         lasts = np.array([s.max_tokens - 1 for s in sequences])
         # one past the last position that the turn may reach, as far as is known here
-        ends = np.array([s.most_tokens if left else s.num_tokens for s, left in zip(sequences, is_left)])
+        left = np.array(is_left)
+        ends = np.array([s.most_tokens for s in sequences])
+        starts = np.where(left, FROM_DEVICE, ends - 1)
         shape = self._shape(len(shares), drafts, ends + drafts, int(held.max()), drafting)
         table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
         table[:, SLOT] = -1
@@ -99,9 +100,7 @@ class HostTable:
             self._blocks[slot, : len(blocks)] = blocks
             self._held[slot], self._num_held[slot] = blocks, len(blocks)
 
-    def _write_ids(
-        self, target: Int64, shares: Items[Share], is_left: Items[bool], shape: TurnShape
-    ) -> None:
+    def _write_ids(self, target: Int64, shares: Items[Share], is_left: Items[bool], shape: TurnShape) -> None:
         before = shape.history - 1
         for row, share, left in zip(target, shares, is_left, strict=True):
             if left:

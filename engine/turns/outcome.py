@@ -38,9 +38,9 @@ class Found:
 
     def packed(self) -> torch.Tensor:
         """Everything in one buffer, uint8."""
-        whole = self.ids, self.start, self.count, self.accepted, self.drafts.flatten()
-        real = self.raw, self.processed, self.confidences.flatten()
-        return torch.cat([part.contiguous().view(torch.uint8) for part in (*whole, *real)])
+        whole = torch.cat([self.ids, self.start, self.count, self.accepted, self.drafts.flatten()])
+        real = torch.cat([self.raw, self.processed, self.confidences.flatten()])
+        return torch.cat([whole.view(torch.uint8), real.view(torch.uint8)])
 
 
 @dataclass(frozen=True)

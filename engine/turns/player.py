@@ -59,13 +59,21 @@ class TurnPlayer:
             share.is_decoding and not share.sequence.request.params.logit_bias for share in shares
         )
 
+    def can_follow(self, shares: Items[Share], drafting: Drafting) -> bool:
+        """Whether they can be a turn that is launched before the turn ahead of it has landed."""
+        drafter = self.turn.drafter
+        if drafting is Drafting.ON and drafter is not None and not drafter.drafts_in_turn:
+            return False
+        return self.can_play(shares) and not any(s.sequence.request.params.num_logprobs for s in shares)
+
     def ready(
         self, shares: tuple[Share, ...], drafting: Drafting, saved: tuple[int, bool], keeps_logits: bool
     ) -> TurnRun:
         """A turn of these shares; ``saved`` says which rings are kept at block ends, see ``TurnRun``."""
         turn = self.turn
         config = turn.model.config
-        shape, table = self.table.of(shares, drafting, config.vocab_size, [False] * len(shares))
+        is_left = [share.sequence.num_in_flight > 0 for share in shares]
+        shape, table = self.table.of(shares, drafting, config.vocab_size, is_left)
         asks_host = turn.drafter is not None and not turn.drafter.drafts_in_turn
         return TurnRun(
             recordings=self.recordings,

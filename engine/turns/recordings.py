@@ -71,7 +71,11 @@ class CudaCapture:
 
 
 class TurnRecordings:
-    """Plays turns on one set of caches."""
+    """Plays turns on one set of caches.
+
+    Attributes:
+        ended_s: when the last outcome was there (``time.perf_counter``).
+    """
 
     def __init__(self, turn: DeviceTurn, capture: Capture | None = None) -> None:
         """Nothing is recorded yet."""
@@ -79,6 +83,7 @@ class TurnRecordings:
         self._is_cuda = turn.model.ops.device.type == "cuda"
         self._capture = capture or (CudaCapture() if self._is_cuda else run_again)
         self._recordings: dict[TurnShape, _Recording] = {}
+        self.ended_s = 0.0
 
     @property
     def num_recorded(self) -> int:
@@ -100,7 +105,7 @@ class TurnRecordings:
                 place = recording.table
                 recording.play = self._capture(lambda: self._turn.run(place, shape))
             packed, logits = recording.play()
-        fetch = fetching(packed)
+        fetch = fetching(packed if self._is_cuda else packed.clone())  # the next turn writes over it
 
         def wait() -> Outcome:
             (here,) = fetch()
@@ -109,7 +114,7 @@ class TurnRecordings:
         return Played(logits, wait)
 
     def _load(self, recording: _Recording, source: torch.Tensor) -> None:
-        """Copy a table; the pinned buffer is a new one, since the turn before may still be reading its own."""
+        """Copy a table out of a pinned buffer of its own: the turn before may not have read its one yet."""
         if self._is_cuda:
             source = source.pin_memory()
         recording.table.copy_(source, non_blocking=True)
@@ -119,5 +124,4 @@ def _outcome(packed: torch.Tensor, shape: TurnShape) -> Outcome:
     """How many drafts there are follows from the size."""
     num_bytes = packed.numel() - 16 * shape.num_rows - 24 * shape.num_sequences
     num_drafts = num_bytes // (12 * shape.num_sequences)
-    own = np.array(packed.numpy())  # on a CPU the buffer is that of the recording
-    return Outcome.of(own, shape.num_rows, shape.num_sequences, num_drafts)
+    return Outcome.of(np.asarray(packed.numpy()), shape.num_rows, shape.num_sequences, num_drafts)

@@ -75,10 +75,14 @@ class TurnRun:
         return finish
 
     def _result(self, outcome: Outcome, logits: torch.Tensor, started_s: float) -> StepResult:
+        # a turn that was queued behind another one began when that one ended
+        began_s = max(started_s, self.recordings.ended_s)
+        self.recordings.ended_s = time.perf_counter()
+        run_s = self.recordings.ended_s - began_s
         answers = self._answers(outcome)
-        run_s = time.perf_counter() - started_s
         sampled = self._sampled(outcome, logits, answers)
         boundaries = self._boundaries(outcome)
+        drafting_s = time.perf_counter()
         if self.drafter is not None and self.shape.drafting is Drafting.ON:
             with torch_threads_of(self.ops):
                 answers = with_drafts(self.drafter, answers, self.caches)
@@ -88,7 +92,7 @@ class TurnRun:
             logits=logits,
             boundaries=tuple(boundaries),
             run_s=run_s,
-            draft_s=time.perf_counter() - started_s - run_s,
+            draft_s=time.perf_counter() - drafting_s,
         )
 
     def _answers(self, outcome: Outcome) -> list[Answer]:
@@ -102,9 +106,7 @@ class TurnRun:
             row = first if self.shape.width > 1 else number
             if count - 1 != share.num_drafts:
                 share = replace(share, num_drafts=count - 1)
-            ahead = (
-                Drafts(outcome.drafts[number], outcome.confidences[number]) if has_drafts else NO_DRAFTS
-            )
+            ahead = Drafts(outcome.drafts[number], outcome.confidences[number]) if has_drafts else NO_DRAFTS
             tokens = ids[row : row + accepted[number] + 1]
             answers.append(answer_of(share, tokens, row, self.eos_token_id, ahead))
             first += count

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from trace_play import Trace, check, core_of, random_trace
+from speculation_play import finished, requests, trace, tree_of
+from trace_play import Trace, alone, check, core_of, packed, random_trace
 
-from deepinfer.engine.api import EngineConfig
+from deepinfer.engine.api import EngineConfig, GenerateRequest, PrefillMode, TokenRecord
+from deepinfer.engine.asynchrony import Queue
+from deepinfer.engine.batch import Rows
+from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.llm import LLM
+from deepinfer.engine.model.draft import Anchors, DraftOutput
+from deepinfer.engine.speculation.drafter import ModelDrafter
+from deepinfer.engine.speculation.options import Speculation
+from deepinfer.engine.turns import device_turn
+from deepinfer.engine.turns import rows as rows_module
+from deepinfer.engine.turns.device_turn import DeviceTurn
+from deepinfer.engine.turns.host_table import HostTable
 from deepinfer.engine.turns.recordings import Result, TurnRecordings, Work
+from deepinfer.engine.turns.rows import TurnRows
 
 
 @pytest.fixture(scope="module")
@@ -57,5 +72,200 @@ def test_random_traffic_in_turns_moves_no_bit(llm: LLM, seed: int) -> None:
     trace = random_trace(seed)
     core, recorder = recorded_core(llm, trace)
     assert check(llm, trace, core) > 0
+    assert recorder.num_plays > 0 or seed > 5, "these traces play recordings"
+
+
+class Oracle(ModelDrafter):
+    """Drafts on the device what really comes next, as far as a number says that position and slot decide.
+
+    Sequence i holds slot i as long as all are admitted at once.
+    """
+
+    def __init__(self, llm: LLM, truth: torch.Tensor) -> None:
+        super().__init__(llm._draft, llm.rule)
+        self._truth, self._confidence = truth, torch.full((1, 5), 0.5)
+
+    def block(self, anchors: Anchors, caches: Caches) -> DraftOutput:
+        ahead = anchors.positions[:, None] + torch.arange(1, 6)
+        wanted = self._truth[anchors.slots[:, None], ahead.clamp(max=self._truth.shape[1] - 1)]
+        right = (anchors.positions * 7 + anchors.slots) % 6
+        wrong = torch.arange(5) >= right[:, None]
+        tokens = torch.where(wrong, (wanted + 1) % 512, wanted)
+        nothing = torch.empty(0)
+        sure = self._confidence.expand(len(tokens), 5).contiguous()
+        return DraftOutput(torch.cat([anchors.golden[:, None], tokens], 1), nothing, nothing, sure, sure)
+
+
+def plain(count: int, longest: int) -> tuple[GenerateRequest, ...]:
+    """Requests without alternatives, half of them greedy, which end at different lengths."""
+    return tuple(
+        replace(r, params=replace(r.params, num_logprobs=0, max_tokens=longest - 2 * i, top_k=9 * (i % 3)))
+        for i, r in enumerate(requests(count, longest))
+    )
+
+
+def truth_of(llm: LLM, asked: Items[GenerateRequest]) -> tuple[list[list[TokenRecord]], torch.Tensor]:
+    """What each says alone in eager steps, and all ids by slot and position."""
+    alone_records = [alone(llm, PrefillMode.OFF, request, 0)[0] for request in asked]
+    truth = torch.zeros(len(asked), 300, dtype=torch.int64)
+    for row, (request, records) in enumerate(zip(asked, alone_records, strict=True)):
+        ids = [*request.token_ids, *(record.token_id or 0 for record in records)]
+        truth[row, : len(ids)] = torch.tensor(ids)
+    return alone_records, truth
+
+
+def chained_core(llm: LLM, truth: torch.Tensor, speculation: Speculation) -> tuple[EngineCore, Recorder]:
+    """An asynchronous core whose turns go to a queue, as on a device."""
+    config = replace(
+        trace().core, speculation=speculation, asynchronous=True, graphs=True, prefix_caching=True
+    )
+    core, recorder = EngineCore(llm._model, llm.rule, config, Oracle(llm, truth)), Recorder()
+    core._runner = Queue()
+    turns = core.launcher.turns
+    assert turns is not None
+    core.launcher.turns = replace(turns, recordings=TurnRecordings(turns.turn, recorder))
+    return core, recorder
+
+
+def played(core: EngineCore, asked: Items[GenerateRequest]) -> dict[str, list[bytes]]:
+    """All records by request; how many turns started before the one ahead had landed is counted."""
+    found: dict[str, list[bytes]] = {request.request_id: [] for request in asked}
+    for request in asked:
+        assert core.add(request) is None
+    while core.has_unfinished:
+        for record in core.step():
+            found[record.request_id].append(packed(record))
+    return found
+
+
+def rings_of(core: EngineCore) -> dict[tuple[bytes, ...], dict[int, bytes]]:
+    """The prefix tree without the contexts of drafts."""
+    return {
+        path: {layer: ring for layer, ring in rings.items() if layer >= 0}
+        for path, rings in tree_of(core).items()
+    }
+
+
+@pytest.mark.parametrize("policy", ["off", "fixed", "fixed:2", "confidence"])
+def test_turns_that_follow_unseen_ones_move_no_bit(llm: LLM, policy: str) -> None:
+    asked = plain(4, 24)
+    records, truth = truth_of(llm, asked)
+    core, recorder = chained_core(llm, truth, Speculation.from_text(policy))
+    found = played(core, asked)
+    for request, wanted in zip(asked, records, strict=True):
+        assert found[request.request_id] == [packed(record) for record in wanted]
     assert recorder.num_plays > 0
-    assert torch.get_num_threads() > 0
+    assert core.pool.num_used == 0
+    assert not core._flights
+    assert (core.scheduler.stats.num_unseen > 3) == (policy != "confidence")
+    eager = finished(llm, replace(trace().core, speculation=Speculation()), asked)
+    assert rings_of(core) == rings_of(eager), "ends of blocks are kept as plain steps leave them"
+
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def stale_ids(patch: pytest.MonkeyPatch) -> None:
+    """The next turn is given the token before the one that was drawn."""
+    sound = DeviceTurn._leave
+
+    def faulty(self: DeviceTurn, rows: TurnRows, *rest: Any) -> None:
+        shape, accepted, golden, *more = rest
+        sound(
+            self, rows, shape, accepted, torch.where(golden >= 0, rows.line[:, shape.history - 1], 0), *more
+        )
+
+    patch.setattr(DeviceTurn, "_leave", faulty)
+
+
+def stale_positions(patch: pytest.MonkeyPatch) -> None:
+    """A turn leaves the position that plain decoding would have come to."""
+    sound = DeviceTurn._leave
+
+    def faulty(self: DeviceTurn, rows: TurnRows, *rest: Any) -> None:
+        *most, _ = rest
+        sound(self, rows, *most, rows.start + 1)
+
+    patch.setattr(DeviceTurn, "_leave", faulty)
+
+
+def rules_of_the_neighbour(patch: pytest.MonkeyPatch) -> None:
+    """Rows are drawn under the parameters of the next sequence."""
+    sound = DeviceTurn._draw
+
+    def faulty(self: DeviceTurn, rows: TurnRows, logits: torch.Tensor) -> Any:
+        return sound(self, replace(rows, own=rows.own.roll(1, 0)), logits)
+
+    patch.setattr(DeviceTurn, "_draw", faulty)
+
+
+def rules_of_the_slot_before(patch: pytest.MonkeyPatch) -> None:
+    """What the host keeps of a slot is never brought up to date."""
+    sound = HostTable._refresh
+
+    def faulty(self: HostTable, sequence: Any, vocab_size: int) -> None:
+        if self._owners[sequence.slot] is not None:
+            self._owners[sequence.slot] = sequence
+        sound(self, sequence, vocab_size)
+
+    patch.setattr(HostTable, "_refresh", faulty)
+
+
+def padding_that_writes(patch: pytest.MonkeyPatch) -> None:
+    """Rows that fill a turn up overwrite the latest latent of slot 0."""
+    sound = rows_module._rows
+
+    def faulty(*given: Any) -> Rows:
+        found = sound(*given)
+        return replace(found, ring_records=torch.where(found.ring_records < 0, 3, found.ring_records))
+
+    patch.setattr(rows_module, "_rows", faulty)
+
+
+def table_of_the_first_turn(patch: pytest.MonkeyPatch) -> None:
+    """A recording that is never given another table."""
+    sound = TurnRecordings._load
+
+    def faulty(self: TurnRecordings, recording: Any, source: torch.Tensor) -> None:
+        if recording.play is None:
+            sound(self, recording, source)
+
+    patch.setattr(TurnRecordings, "_load", faulty)
+
+
+def one_draft_too_many(patch: pytest.MonkeyPatch) -> None:
+    """The draft behind the last right one counts as accepted."""
+    sound = device_turn._accepted
+
+    def faulty(rows: TurnRows, ids: torch.Tensor, shape: Any) -> Any:
+        accepted, golden = sound(rows, ids, shape)
+        return torch.minimum(accepted + 1, (rows.count - 1).clamp(min=0)), golden
+
+    patch.setattr(device_turn, "_accepted", faulty)
+
+
+FAULTS: list[tuple[str, Break]] = [
+    ("off", stale_ids),
+    ("off", rules_of_the_neighbour),
+    ("off", table_of_the_first_turn),
+    ("off", padding_that_writes),
+    ("off", rules_of_the_slot_before),
+    ("fixed", stale_positions),
+    ("fixed", one_draft_too_many),
+]
+
+
+@pytest.mark.parametrize(("policy", "fault"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_fault_in_turns_is_seen(
+    llm: LLM, policy: str, fault: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = plain(6, 14)
+    records, truth = truth_of(llm, asked)
+    fault(monkeypatch)
+    core, _ = chained_core(llm, truth, Speculation.from_text(policy))
+    try:
+        found = played(core, asked)
+    except (IndexError, RuntimeError, ValueError, AssertionError):
+        return
+    wanted = [[packed(record) for record in mine] for mine in records]
+    assert [found[request.request_id] for request in asked] != wanted

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deepinfer.kernels.rng import random_words
 from deepinfer.kernels.cpu import sampling as cpu_sampling
 from deepinfer.kernels.reference import sampling as reference_sampling
+from deepinfer.kernels.rng import random_words
 
 
 def words_for(seed: int, purpose: int, positions: int) -> list[list[int]]:

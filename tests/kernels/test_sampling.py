@@ -12,9 +12,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from deepinfer.kernels.rng import random_words
 from deepinfer.kernels.dispatch import select_ops
 from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.rng import random_words
 
 Result = tuple[torch.Tensor, torch.Tensor]
 ONE_THREAD = select_ops("cpu", bf16=False, num_threads=1)
