@@ -128,13 +128,14 @@ def chained_core(llm: LLM, truth: torch.Tensor, speculation: Speculation) -> tup
 
 
 def played(core: EngineCore, asked: Items[GenerateRequest]) -> dict[str, list[bytes]]:
-    """All records by request; how many turns started before the one ahead had landed is counted."""
+    """All records by request."""
     found: dict[str, list[bytes]] = {request.request_id: [] for request in asked}
     for request in asked:
         assert core.add(request) is None
-    while core.has_unfinished:
-        for record in core.step():
+    for _ in range(200):
+        for record in core.step() if core.has_unfinished else ():
             found[record.request_id].append(packed(record))
+    assert not core.has_unfinished, "the engine does not finish"
     return found
 
 
@@ -157,7 +158,7 @@ def test_turns_that_follow_unseen_ones_move_no_bit(llm: LLM, policy: str) -> Non
     assert recorder.num_plays > 0
     assert core.pool.num_used == 0
     assert not core._flights
-    assert (core.scheduler.stats.num_unseen > 3) == (policy != "confidence")
+    assert core.scheduler.stats.num_unseen > 3
     eager = finished(llm, replace(trace().core, speculation=Speculation()), asked)
     assert rings_of(core) == rings_of(eager), "ends of blocks are kept as plain steps leave them"
 
@@ -171,9 +172,7 @@ def stale_ids(patch: pytest.MonkeyPatch) -> None:
 
     def faulty(self: DeviceTurn, rows: TurnRows, *rest: Any) -> None:
         shape, accepted, golden, *more = rest
-        sound(
-            self, rows, shape, accepted, torch.where(golden >= 0, rows.line[:, shape.history - 1], 0), *more
-        )
+        sound(self, rows, shape, accepted, golden * 0 + rows.line[:, shape.history - 1], *more)
 
     patch.setattr(DeviceTurn, "_leave", faulty)
 
@@ -259,7 +258,7 @@ FAULTS: list[tuple[str, Break]] = [
 def test_a_fault_in_turns_is_seen(
     llm: LLM, policy: str, fault: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = plain(6, 14)
+    asked = plain(3, 26)
     records, truth = truth_of(llm, asked)
     fault(monkeypatch)
     core, _ = chained_core(llm, truth, Speculation.from_text(policy))
