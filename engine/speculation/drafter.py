@@ -13,11 +13,12 @@ import torch
 from deepinfer.engine.batch import Step
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
-from deepinfer.engine.model.draft import Anchors, Draft, DraftOutput
+from deepinfer.engine.model.draft import Anchors, Draft
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.drafts import Drafts
 from deepinfer.engine.transfer import fetched, moved
+from deepinfer.kernels.draft_operands import DraftOutput
 
 
 @dataclass(frozen=True)

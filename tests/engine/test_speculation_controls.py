@@ -57,8 +57,10 @@ def remembered(patch: pytest.MonkeyPatch) -> None:
     """A block that only rejected rows completed becomes findable."""
     sound = EngineCore._remember
 
-    def careless(self: EngineCore, flight: core_module.InFlight, computed: dict[int, int]) -> None:
-        sound(self, flight, dict.fromkeys(computed, 10**6))
+    def careless(
+        self: EngineCore, boundaries: tuple[core_module.Boundary, ...], computed: dict[int, int]
+    ) -> None:
+        sound(self, boundaries, dict.fromkeys(computed, 10**6))
 
     patch.setattr(EngineCore, "_remember", careless)
 

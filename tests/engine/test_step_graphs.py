@@ -45,7 +45,7 @@ class Recorder:
 
 def recorded_core(llm: LLM, trace: Trace) -> tuple[EngineCore, Recorder]:
     core, recorder = core_of(llm, trace), Recorder()
-    core.graphs = StepGraphs(core.model, core.caches, core.max_length + 8, capture=recorder)
+    core.launcher.graphs = StepGraphs(core.model, core.caches, core.max_length + 8, capture=recorder)
     return core, recorder
 
 
@@ -57,8 +57,8 @@ def test_random_traffic_on_recorded_steps_moves_no_bit(llm: LLM, seed: int) -> N
     core, recorder = recorded_core(llm, trace)
     assert check(llm, trace, core) > 0
     assert recorder.num_plays > 10
-    assert core.graphs is not None
-    assert 0 < core.graphs.num_recorded < recorder.num_plays
+    assert core.launcher.graphs is not None
+    assert 0 < core.launcher.graphs.num_recorded < recorder.num_plays
 
 
 def answers(core: EngineCore, trace: Trace) -> list[bytes]:

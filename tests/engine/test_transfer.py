@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from deepinfer.engine.api import EngineConfig, GenerateRequest, SamplingParams, 
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.transfer import Movable, moved, pack, rebuilt, tensors_in, unpacked
+from deepinfer.engine.turns import recordings, turn_run
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,14 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         fetched.extend(found)
         return found
 
-    for module in (logprobs, sampler, step_run):
+    for module in (logprobs, sampler, step_run, turn_run):
         monkeypatch.setattr(module, "fetched", fetch)
+
+    def begin(*tensors: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
+        found = fetch(*tensors)
+        return lambda: found
+
+    monkeypatch.setattr(recordings, "fetching", begin)
     for name in _LOOKS:
         monkeypatch.setattr(torch.Tensor, name, _watch(name, getattr(torch.Tensor, name), fetched, looks))
     yield looks

@@ -108,18 +108,18 @@ CACHE_FAULTS = (
 PLAN_FAULTS = (
     _fault(
         "padding-row-in-the-rings",
-        "a row that fills a recorded step up overwrites a latent of slot 0",
-        "engine.step_padding:_rows_of",
-        "ring_records=_filled(rows.ring_records, size, -1)",
-        "ring_records=_filled(rows.ring_records, size, 3)",
+        "a row that fills a turn up overwrites a latent of slot 0",
+        "engine.turns.rows:_rows",
+        "ring_records=torch.where(rows.is_row, slot * ring + rows.positions % ring, -1)",
+        "ring_records=torch.where(rows.is_row, slot * ring + rows.positions % ring, 3)",
         "graphs",
     ),
     _fault(
         "recorded-window-of-the-step",
-        "windows of a recorded step do not know that its history was padded",
-        "engine.step_padding:_rows_of",
-        "window=_filled(_shifted(rows.window, num_history, room), size, -1)",
-        "window=_filled(rows.window, size, -1)",
+        "windows of a turn begin one place late in the history",
+        "engine.turns.rows:_rows",
+        "rows.owner * margin + margin - first",
+        "rows.owner * margin + margin - first + 1",
         "graphs",
     ),
     _fault(
