@@ -9,7 +9,7 @@ import os
 
 from deepinfer.kernels.interface import Ops
 
-KERNEL_SETS = ("cpu", "reference", "triton", "library")
+KERNEL_SETS = ("cpu", "reference", "triton", "library", "ascend")
 """Names that ``select_ops`` takes."""
 
 
@@ -54,6 +54,8 @@ def select_ops(
         if device == "cuda":
             raise ValueError("kernel set 'reference' does not run on a CUDA device; choose 'library' there")
         return ReferenceOps(bf16, round_caches, num_threads or available_threads())
+    if name == "ascend":
+        return _ascend_ops(bf16, round_caches)
     return _triton_ops(name, bf16, round_caches, device)
 
 
@@ -70,6 +72,24 @@ def require_cuda() -> None:
             f"no CUDA device: torch {torch.__version__} sees none here; run on the CPU (--device cpu), or "
             "check the driver (nvidia-smi) and that torch is a CUDA build"
         )
+
+
+def _ascend_ops(bf16: bool, round_caches: bool) -> Ops:
+    """The kernels of an NPU, which ``torch_npu`` brings; in Triton's interpreter they run on the CPU."""
+    import torch
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    npu = getattr(torch, "npu", None)
+    if not interpreted and (npu is None or not npu.is_available()):
+        raise ValueError(
+            "kernel set 'ascend' needs an Ascend NPU with torch_npu and triton-ascend; torch sees none here"
+        )
+    from deepinfer.kernels.ascend.backend import AscendOps
+    from deepinfer.kernels.ascend.capability import CHIPS, chip_of
+
+    if npu is None or interpreted:
+        return AscendOps(bf16, round_caches, torch.device("cpu"), CHIPS[0])
+    return AscendOps(bf16, round_caches, torch.device("npu"), chip_of(npu.get_device_name()))
 
 
 def _triton_ops(name: str, bf16: bool, round_caches: bool, device: str | None) -> Ops:

@@ -7,6 +7,7 @@ by a stopwatch would be another program on another day.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ Block = tl.tensor
 """Values of a tile inside a kernel, or one scalar."""
 
 
+NPU_PROGRAMS = 65_535
+"""Most programs of one launch on an Ascend chip."""
 _COUNTS = ("num_rows", "num_items", "num_groups", "count")
 
 
@@ -37,9 +40,23 @@ def device(function: F) -> F:
 def launch(
     function: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
 ) -> None:
-    """Run ``function`` on ``grid`` programs; an empty grid does nothing."""
+    """Run ``function`` on ``grid`` programs; an empty grid does nothing. The first argument is a tensor."""
     if 0 not in grid:
-        function[grid](*arguments, num_warps=num_warps, enable_fp_fusion=False, **constants)
+        options = launch_options(arguments[0].device.type, grid, num_warps)
+        function[grid](*arguments, **options, **constants)
+
+
+def launch_options(place: str, grid: tuple[int, ...], num_warps: int) -> dict[str, Any]:
+    """What a launch is told beside its arguments, by type of device.
+
+    Raises:
+        ValueError: more programs than an Ascend launch takes; its kernel set cuts calls before that.
+    """
+    if place != "npu":
+        return {"num_warps": num_warps, "enable_fp_fusion": False}
+    if math.prod(grid) > NPU_PROGRAMS:
+        raise ValueError(f"a launch of {math.prod(grid)} programs; an Ascend chip takes {NPU_PROGRAMS}")
+    return {}  # it has no warps, and its compiler knows neither option
 
 
 def ceil_div(a: int, b: int) -> int:
