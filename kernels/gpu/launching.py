@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 import triton
 import triton.language as tl
 
@@ -40,10 +41,10 @@ def device(function: F) -> F:
 def launch(
     function: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
 ) -> None:
-    """Run ``function`` on ``grid`` programs; an empty grid does nothing. The first argument is a tensor."""
+    """Run ``function`` on ``grid`` programs; an empty grid does nothing."""
     if 0 not in grid:
-        options = launch_options(arguments[0].device.type, grid, num_warps)
-        function[grid](*arguments, **options, **constants)
+        place = next(a.device.type for a in arguments if isinstance(a, torch.Tensor))
+        function[grid](*arguments, **launch_options(place, grid, num_warps), **constants)
 
 
 def launch_options(place: str, grid: tuple[int, ...], num_warps: int) -> dict[str, Any]:
