@@ -52,9 +52,9 @@ def speculation_options(command: Command) -> Command:
         click.option(
             "--async/--no-async",
             "asynchronous",
-            default=EngineConfig().asynchronous,
-            show_default=True,
-            help="Plan a step while the one before it runs; the bits do not depend on it.",
+            default=None,
+            help="Plan a step while the one before it runs; the bits do not depend on it.  "
+            "[default: on a CUDA device]",
         ),
         click.option(
             "--draft-tokens",
@@ -68,8 +68,8 @@ def speculation_options(command: Command) -> Command:
 
 
 def speculation_changes(
-    speculation: str, draft_tokens: int | None, asynchronous: bool
-) -> tuple[Speculation, bool]:
+    speculation: str, draft_tokens: int | None, asynchronous: bool | None
+) -> tuple[Speculation, bool | None]:
     """The values that the options of `speculation_options` describe.
 
     Raises:

@@ -45,7 +45,8 @@ class EngineConfig:
         backend: kernel set, ``cpu`` or ``triton`` (batch-invariant, each on its device), ``reference`` (plain
             torch on a CPU: meaning, not bits) or ``library`` (the libraries' kernels on a CUDA device, for
             speed figures).
-        asynchronous: plan a step while the one before it runs; bits never depend on it.
+        asynchronous: plan a step while the one before it runs; ``None`` does so on a CUDA device and not on
+            a CPU, whose cores are busy. Bits never depend on it.
         allow_long: read sequences past the length that the model was trained for.
         recorded_steps: run small steps padded to shared shapes, on a CUDA device as graphs; ``None`` does so
             there and not on a CPU, where it saves nothing. Bits never depend on it.
@@ -64,7 +65,7 @@ class EngineConfig:
     prefix_caching: bool = True
     device: Device = Device.CPU
     speculation: Speculation = NO_SPECULATION
-    asynchronous: bool = False
+    asynchronous: bool | None = None
     recorded_steps: bool | None = None
     allow_long: bool = False
     backend: str = "cpu"

@@ -32,11 +32,13 @@ from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.sampling_rules import validate
 from deepinfer.engine.scheduler import Scheduler, Share
 from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.buckets import MAX_ROWS
 from deepinfer.engine.speculation.control import SpeculationControl
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.speculation.policy import draft_policy
 from deepinfer.engine.speculation.stats import DraftStats
+from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64, blocks_for
 from deepinfer.engine.step_run import Answer, Boundary, StepResult
 from deepinfer.engine.turns.turn_run import TurnRun
@@ -170,16 +172,19 @@ class EngineCore:
         turns = self.launcher.turns
         if turns is None or self.observe is not None or not self._flights[-1].is_turn:
             return False
-        drafting, num_drafts = self._drafting(planned), 0
+        drafting, unseen = self._drafting(planned), Unseen(0)
         if self.speculation is not None and self._flights[-1].drafting is Drafting.ON:
-            unseen = self.speculation.policy.unseen
-            if unseen is None:
+            found = self.speculation.policy.unseen([share.sequence for share in planned])
+            if found is None:
                 return False
-            num_drafts = unseen
-        num_rows = len(planned) * (1 + num_drafts)
-        if num_rows > self.config.limits.max_rows or not turns.can_follow(planned, drafting):
+            unseen = found
+        num_drafts = len(planned) * unseen.most if unseen.total is None else unseen.total
+        if len(planned) + num_drafts > min(self.config.limits.max_rows, MAX_ROWS):
             return False
-        return self._start(tuple(self.scheduler.add_unseen_drafts(planned, num_drafts)), drafting)
+        if not turns.can_follow(planned, drafting):
+            return False
+        shares = self.scheduler.add_unseen_drafts(planned, unseen.most)
+        return self._start(tuple(shares), drafting, unseen.total)
 
     def _drafting(self, shares: Items[Share]) -> Drafting:
         return Drafting.PAUSED if self.speculation is None else self.speculation.mode(shares)
@@ -189,10 +194,10 @@ class EngineCore:
         shares = tuple(self.scheduler.add_drafts(planned))
         if not shares:
             return False
-        return self._start(shares, self._drafting(shares))
+        return self._start(shares, self._drafting(shares), None)
 
-    def _start(self, shares: tuple[Share, ...], drafting: Drafting) -> bool:
-        work = self.launcher.ready(shares, drafting, self.observe is not None)
+    def _start(self, shares: tuple[Share, ...], drafting: Drafting, num_shared_out: int | None) -> bool:
+        work = self.launcher.ready(shares, drafting, self.observe is not None, num_shared_out)
         for share in shares:
             share.sequence.num_in_flight += share.num_rows
             share.sequence.num_drafts_in_flight += share.num_drafts

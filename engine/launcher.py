@@ -55,11 +55,15 @@ class Launcher:
         return sum(place.num_recorded for place in (self.graphs, self.turns) if place is not None)
 
     def ready(
-        self, shares: tuple[Share, ...], drafting: Drafting, keeps_logits: bool
+        self,
+        shares: tuple[Share, ...],
+        drafting: Drafting,
+        keeps_logits: bool,
+        num_shared_out: int | None = None,
     ) -> Callable[[], StepResult]:
-        """Work that runs a step, whose rows are all known; ``keeps_logits`` for an observer."""
-        if self.turns is not None and self.turns.can_play(shares):
-            return self.turns.ready(shares, drafting, self._turn_layers, keeps_logits)
+        """Work that runs a step; ``keeps_logits`` for an observer, ``num_shared_out`` as in ``HostTable``."""
+        if self.turns is not None and (num_shared_out is not None or self.turns.can_play(shares)):
+            return self.turns.ready(shares, drafting, self._turn_layers, keeps_logits, num_shared_out)
         chunks = [share.sequence.chunk(share.num_rows, share.num_drafts) for share in shares]
         self.model.reserve(max(chunk.end for chunk in chunks))
         host = host_step(chunks, self.rule, self.layout)

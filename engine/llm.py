@@ -181,7 +181,7 @@ class LLM:
 
     @cached_property
     def _core(self) -> EngineCore:
-        config = self.config
+        config, on_device = self.config, self.config.device is Device.CUDA
         limits = Limits(
             max_rows=config.max_batch_tokens,
             max_chunk=config.max_chunk_tokens,
@@ -192,8 +192,8 @@ class LLM:
             num_blocks=config.num_cache_blocks,
             prefix_caching=config.prefix_caching,
             speculation=config.speculation,
-            asynchronous=config.asynchronous,
-            graphs=config.device is Device.CUDA if config.recorded_steps is None else config.recorded_steps,
+            asynchronous=on_device if config.asynchronous is None else config.asynchronous,
+            graphs=on_device if config.recorded_steps is None else config.recorded_steps,
         )
         return EngineCore(self._model, self.rule, sizes, self._drafter)
 

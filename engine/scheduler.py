@@ -151,7 +151,11 @@ class Scheduler:
 
     def add_unseen_drafts(self, planned: Items[Share], num_drafts: int) -> list[Share]:
         """The same before the step in flight has landed: so many drafts each, whatever they are."""
-        shares = [replace(s, num_drafts=self._fitting(s.sequence, num_drafts)) for s in planned]
+        shares = []
+        for share in planned:
+            sequence = share.sequence
+            most = num_drafts if sequence.num_in_flight else min(num_drafts, sequence.num_useful_drafts)
+            shares.append(replace(share, num_drafts=self._fitting(sequence, most)) if most else share)
         self.stats.num_steps += 1
         self.stats.num_unseen += 1
         self.stats.num_rows += sum(share.num_rows + share.num_drafts for share in shares)

@@ -79,6 +79,8 @@ class StepResult:
         answers: of the sequences whose known tokens are all computed, in packed order.
         sampled: one row per accepted draft and one more for every answer, answer by answer.
         logits: float32 [rows of ``sampled``, V], what they were drawn from.
+        num_rows: rows that the device ran, padding included; None if they are those of the shares.
+        is_typical: false for a step that was also compiled or recorded: its seconds say nothing.
         run_s, draft_s: seconds up to the answers, and of drafting after them.
     """
 
@@ -86,6 +88,8 @@ class StepResult:
     boundaries: tuple[Boundary, ...] = ()
     sampled: Sampled | None = None
     logits: torch.Tensor | None = None
+    num_rows: int | None = None
+    is_typical: bool = True
     run_s: float = 0.0
     draft_s: float = 0.0
 

@@ -15,11 +15,16 @@ import torch
 
 from deepinfer.engine.api import Float32Array
 from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.buckets import MAX_ROWS, draft_totals, sequence_bucket
 from deepinfer.engine.speculation.costs import StepCosts
 from deepinfer.engine.speculation.pauses import Drafting, Pauses
 from deepinfer.engine.speculation.timing import StepTiming
+from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.engine.transfer import fetched, moved
 from deepinfer.kernels.interface import Ops
+
+_GUESS = 0.5
+"""Confidence of a draft that nobody has seen."""
 
 
 class ConfidenceDrafts:
@@ -49,18 +54,34 @@ class ConfidenceDrafts:
 
     def _budget(self, confidences: Float32Array, caps: np.ndarray) -> int:
         """The number of drafts with the most expected tokens a second; the smallest of equals."""
-        survival = np.multiply.accumulate(confidences, axis=1)
-        ranked = np.sort(survival[np.arange(survival.shape[1]) < caps[:, None]])[::-1]
-        num_sequences = len(caps)
-        tokens = num_sequences + np.concatenate([[0.0], np.cumsum(ranked, dtype=np.float64)])
+        num_sequences, tokens = len(caps), self._expected(confidences, caps)
         seconds = self._verifying.curve(num_sequences, len(tokens))
         seconds = seconds + self._drafting.curve(num_sequences, 1)[0]
         return int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
 
-    @property
-    def unseen(self) -> int | None:
-        """The number depends on how sure the drafts are."""
-        return None
+    def unseen(self, sequences: Items[Sequence]) -> Unseen | None:
+        """A budget that fills a bucket of rows; who gets what of it is decided where the drafts are known.
+
+        How sure they are is guessed from the drafts before them.
+        """
+        count = len(sequences)
+        caps = np.full(count, self._most)
+        confidences = np.full((count, self._most), _GUESS, np.float32)
+        for row, sequence in enumerate(sequences):
+            if sequence.drafts.size:
+                confidences[row] = sequence.drafts.confidences[: self._most]
+        held = sequence_bucket(count)
+        totals = np.array(draft_totals(count, min(count * self._most, MAX_ROWS - held)))
+        tokens = self._expected(confidences, caps)[totals]
+        seconds = self._verifying.curve(held, int(totals[-1]) + 1)[totals]
+        best = int(totals[np.argmax(tokens / np.maximum(seconds, 1e-9))])
+        return Unseen(self._most, best) if best else Unseen(0)
+
+    def _expected(self, confidences: Float32Array, caps: np.ndarray) -> np.ndarray:
+        """Tokens of a step that verifies the 0, 1, 2, ... likeliest drafts."""
+        survival = np.multiply.accumulate(confidences, axis=1)
+        ranked = np.sort(survival[np.arange(survival.shape[1]) < caps[:, None]])[::-1]
+        return np.asarray(len(caps) + np.concatenate([[0.0], np.cumsum(ranked, dtype=np.float64)]))
 
     def mode(self, num_sequences: int) -> Drafting:
         """See ``DraftPolicy``."""

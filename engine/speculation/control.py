@@ -34,10 +34,10 @@ class SpeculationControl:
         for answer in result.answers:
             if answer.share.is_decoding:
                 self.stats.count(answer.share.num_drafts, answer.num_accepted, answer.verified.confidences)
-        if all(share.is_decoding for share in shares):
+        if result.is_typical and all(share.is_decoding for share in shares):
             timing = StepTiming(
                 num_sequences=len(shares),
-                num_rows=sum(1 + share.num_drafts for share in shares),
+                num_rows=result.num_rows or sum(1 + share.num_drafts for share in shares),
                 num_tokens=sum(len(answer.token_ids) for answer in result.answers),
                 is_drafting=mode is Drafting.ON,
                 run_s=result.run_s,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from statistics import median
 
 from deepinfer.engine.speculation.timing import StepTiming
 
@@ -65,7 +66,9 @@ class Pauses:
         case.seconds.append(timing.run_s + timing.draft_s)
         if len(case.tokens) < _WINDOW:
             return
-        if sum(case.tokens) * plain_s < timing.num_sequences * sum(case.seconds) * 0.99 and plain_s > 0:
+        # of the seconds the median: a step that had to be recorded, or waited for somebody, says nothing
+        step_s = median(case.seconds) * len(case.seconds)
+        if sum(case.tokens) * plain_s < timing.num_sequences * step_s * 0.99 and plain_s > 0:
             case.num_plain_left, case.is_paused = case.next_pause, True
             case.next_pause = min(2 * case.next_pause, _LONGEST_PAUSE)
             case.tokens.clear()

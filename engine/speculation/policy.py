@@ -12,6 +12,7 @@ from deepinfer.engine.speculation.confidence import ConfidenceDrafts
 from deepinfer.engine.speculation.options import Speculation, SpeculationPolicy
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.speculation.timing import StepTiming
+from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.kernels.interface import Ops
 
 
@@ -21,9 +22,8 @@ class DraftPolicy(Protocol):
     def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
         """Drafts of each decoding sequence, at most ``num_useful_drafts`` each and ``room`` together."""
 
-    @property
-    def unseen(self) -> int | None:
-        """Drafts of each sequence in a step that starts before they are known; None if it must wait."""
+    def unseen(self, sequences: Items[Sequence]) -> Unseen | None:
+        """What a step verifies that starts before its drafts are known here; None if it must wait."""
 
     def mode(self, num_sequences: int) -> Drafting:
         """What a step in which so many sequences decode does for the drafts of the next one."""
@@ -48,10 +48,9 @@ class FixedDrafts:
             room -= share
         return given
 
-    @property
-    def unseen(self) -> int | None:
+    def unseen(self, sequences: Items[Sequence]) -> Unseen | None:
         """The number."""
-        return self._num_drafts
+        return Unseen(self._num_drafts)
 
     def mode(self, num_sequences: int) -> Drafting:
         """Always on."""

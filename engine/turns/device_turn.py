@@ -42,7 +42,7 @@ class DeviceTurn:
 
     def run(self, table: torch.Tensor, shape: TurnShape) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a turn; its outcome packed (``Found.packed``), and its logits float32 [T, V]."""
-        rows = turn_rows(table, self.state, shape)
+        rows = turn_rows(table, self.state, shape, self.model.ops)
         has_low = self.rule.mode is not PrefillMode.OFF
         step = turn_step(rows, shape, self.layout, self.rule.window, has_low)
         view = StepView(self.caches, step, self.model.ops)
@@ -70,6 +70,7 @@ class DeviceTurn:
         drafts, confidences = golden[:, None][:, :0], processed[:, None][:0, :0]
         if ahead is not None:
             drafts, confidences = ahead.tokens[:, 1:], ahead.confidences
+            self.state.sure[rows.place, : confidences.shape[1]] = confidences
         self._leave(rows, shape, accepted, golden, drafts, start)
         found = Found(
             ids=ids,

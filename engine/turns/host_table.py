@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 import numpy as np
 
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.buckets import row_bucket, sequence_bucket
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.step_records import StepLayout
@@ -30,8 +32,6 @@ from deepinfer.engine.turns.table import (
 )
 
 _FEWEST_ENTRIES, _FEWEST_BLOCKS = 256, 4
-MAX_ROWS = 384
-"""Rows of a turn; a longer step keeps a device busy without."""
 
 
 class HostTable:
@@ -47,7 +47,12 @@ class HostTable:
         self._num_held = [0] * num_slots
 
     def of(
-        self, shares: Items[Share], drafting: Drafting, vocab_size: int, is_left: Items[bool]
+        self,
+        shares: Items[Share],
+        drafting: Drafting,
+        vocab_size: int,
+        is_left: Items[bool],
+        num_shared_out: int | None,
     ) -> tuple[TurnShape, Int64]:
         """Shape and table of a turn.
 
@@ -56,6 +61,8 @@ class HostTable:
             drafting: what the turn does for drafts.
             vocab_size: V.
             is_left: which sequences go on from what the turn before left on the device, unknown here.
+            num_shared_out: drafts of all together, if the device gives each its share; those of ``shares``
+                are then the most of each.
         """
         sequences = [share.sequence for share in shares]
         for sequence in sequences:
@@ -68,7 +75,10 @@ class HostTable:
         left = np.array(is_left)
         ends = np.array([s.most_tokens for s in sequences])
         starts = np.where(left, FROM_DEVICE, ends - 1)
-        shape = self._shape(len(shares), drafts, ends + drafts, int(held.max()), drafting)
+        total = int(drafts.sum()) if num_shared_out is None else num_shared_out
+        shape = self._shape(len(shares), total, ends + drafts, int(held.max()), drafting)
+        if num_shared_out:
+            shape = replace(shape, num_rows=shape.num_sequences + num_shared_out, is_shared_out=True)
         table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
         table[:, SLOT] = -1
         mine = table[: len(shares)]
@@ -113,13 +123,13 @@ class HostTable:
                 row[before + 1 : before + 1 + count] = sequence.drafts.tokens[:count]
 
     def _shape(
-        self, num_sequences: int, drafts: Int64, ends: Int64, num_blocks: int, drafting: Drafting
+        self, num_sequences: int, num_drafts: int, ends: Int64, num_blocks: int, drafting: Drafting
     ) -> TurnShape:
-        has_drafts = bool(drafts.any())
-        bucket = _sequences(num_sequences)
+        has_drafts = num_drafts > 0
+        bucket = sequence_bucket(num_sequences)
         return TurnShape(
             num_sequences=bucket,
-            num_rows=_rows(num_sequences + int(drafts.sum())) if has_drafts else bucket,
+            num_rows=row_bucket(num_sequences + num_drafts) if has_drafts else bucket,
             width=1 + self._layout.max_drafts if has_drafts else 1,
             num_blocks=min(_power(num_blocks, _FEWEST_BLOCKS), self._blocks.shape[1]),
             history=self._layout.history,
@@ -133,17 +143,6 @@ class HostTable:
             ),
             drafting=drafting,
         )
-
-
-def _sequences(count: int) -> int:
-    """1, 2, 4, then multiples of 8."""
-    return count if count <= 2 else 4 if count <= 4 else -(-count // 8) * 8
-
-
-def _rows(count: int) -> int:
-    """2, 4, 6, then multiples of 8, and of 32 past 64."""
-    grain = 2 if count <= 6 else 8 if count <= 64 else 32
-    return -(-count // grain) * grain
 
 
 def _power(count: int, fewest: int) -> int:

@@ -9,12 +9,13 @@ from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.scheduler import Share
+from deepinfer.engine.speculation.buckets import MAX_ROWS
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.step_records import StepLayout
 from deepinfer.engine.turns.device_turn import DeviceTurn
 from deepinfer.engine.turns.engram import DeviceEngrams
-from deepinfer.engine.turns.host_table import MAX_ROWS, HostTable
+from deepinfer.engine.turns.host_table import HostTable
 from deepinfer.engine.turns.recordings import TurnRecordings
 from deepinfer.engine.turns.state import TurnState
 from deepinfer.engine.turns.turn_run import TurnRun
@@ -67,13 +68,22 @@ class TurnPlayer:
         return self.can_play(shares) and not any(s.sequence.request.params.num_logprobs for s in shares)
 
     def ready(
-        self, shares: tuple[Share, ...], drafting: Drafting, saved: tuple[int, bool], keeps_logits: bool
+        self,
+        shares: tuple[Share, ...],
+        drafting: Drafting,
+        saved: tuple[int, bool],
+        keeps_logits: bool,
+        num_shared_out: int | None,
     ) -> TurnRun:
-        """A turn of these shares; ``saved`` says which rings are kept at block ends, see ``TurnRun``."""
+        """A turn of these shares.
+
+        ``saved`` says which rings are kept at block ends, see ``TurnRun``; ``num_shared_out`` how many drafts
+        the device shares out, see ``HostTable``.
+        """
         turn = self.turn
         config = turn.model.config
         is_left = [share.sequence.num_in_flight > 0 for share in shares]
-        shape, table = self.table.of(shares, drafting, config.vocab_size, is_left)
+        shape, table = self.table.of(shares, drafting, config.vocab_size, is_left, num_shared_out)
         asks_host = turn.drafter is not None and not turn.drafter.drafts_in_turn
         return TurnRun(
             recordings=self.recordings,

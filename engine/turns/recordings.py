@@ -39,10 +39,12 @@ class Played:
     Attributes:
         logits: float32 [T, V]; the next turn of the shape writes over them, so copy what is kept.
         wait: gives the outcome.
+        is_typical: false if it was compiled or recorded on the way.
     """
 
     logits: torch.Tensor
     wait: Callable[[], Outcome]
+    is_typical: bool
 
 
 def run_again(work: Work) -> Work:
@@ -90,9 +92,15 @@ class TurnRecordings:
         """Graphs there are."""
         return sum(recording.play is not None for recording in self._recordings.values())
 
+    @property
+    def shapes(self) -> tuple[TurnShape, ...]:
+        """Shapes of the turns so far."""
+        return tuple(self._recordings)
+
     def play(self, shape: TurnShape, table: Int64) -> Played:
         """Hand a turn to the device."""
         recording = self._recordings.get(shape)
+        is_typical = recording is not None and recording.play is not None
         source = torch.from_numpy(table)
         if recording is None:
             place = torch.empty(table.shape, dtype=torch.int64, device=self._turn.model.ops.device)
@@ -111,7 +119,7 @@ class TurnRecordings:
             (here,) = fetch()
             return _outcome(here, shape)
 
-        return Played(logits, wait)
+        return Played(logits, wait, is_typical)
 
     def _load(self, recording: _Recording, source: torch.Tensor) -> None:
         """Copy a table out of a pinned buffer of its own: the turn before may not have read its one yet."""

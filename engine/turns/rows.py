@@ -19,6 +19,7 @@ from deepinfer.engine.step_plan import BLOCK_TOKENS, PlannedRows, StepPlan
 from deepinfer.engine.step_records import StepLayout, half_depth
 from deepinfer.engine.turns.state import TurnState
 from deepinfer.engine.turns.table import DRAFTS, FROM_DEVICE, LIMIT, LOW, SLOT, START, TurnShape
+from deepinfer.kernels.interface import Ops
 
 _NOTHING = np.empty(0, np.int64)
 _UNPLANNED = PlannedRows(
@@ -74,7 +75,7 @@ class TurnRows:
     recent: torch.Tensor
 
 
-def turn_rows(table: torch.Tensor, state: TurnState, shape: TurnShape) -> TurnRows:
+def turn_rows(table: torch.Tensor, state: TurnState, shape: TurnShape, ops: Ops) -> TurnRows:
     """Give every sequence its rows, one behind the other."""
     device, before = table.device, shape.history - 1
     place = state.places(table[:, SLOT])
@@ -82,7 +83,11 @@ def turn_rows(table: torch.Tensor, state: TurnState, shape: TurnShape) -> TurnRo
     start = torch.where(is_left, state.start[place], table[:, START])
     given = table[:, shape.first_id : shape.first_block]
     line = torch.where(is_left[:, None], state.line[place, : before + shape.width], given)
-    count = torch.minimum(table[:, DRAFTS] + 1, table[:, LIMIT] - start).clamp(min=0)
+    drafts = table[:, DRAFTS]
+    if shape.is_shared_out:
+        total = shape.num_rows - shape.num_sequences
+        drafts = ops.verify_budget(state.sure[place, : shape.width - 1], drafts.contiguous(), total)
+    count = torch.minimum(drafts + 1, table[:, LIMIT] - start).clamp(min=0)
     row = torch.arange(shape.num_rows, device=device)
     if shape.width == 1:
         owner, step, first, is_row = row, torch.zeros_like(row), row, count > 0

@@ -34,6 +34,8 @@ class TurnShape:
         history: n.
         entries: (ratio, room for entries of all sequences, room for those of the longest), by ratio.
         drafting: what the turn does for drafts.
+        is_shared_out: whether the T - R drafts go to the likeliest ones, which the device alone knows; if
+            not, every sequence has as many as its row of the table says.
     """
 
     num_sequences: int
@@ -43,6 +45,7 @@ class TurnShape:
     history: int
     entries: tuple[tuple[int, int, int], ...]
     drafting: Drafting
+    is_shared_out: bool = False
 
     @property
     def first_base(self) -> int:

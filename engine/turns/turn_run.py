@@ -24,7 +24,7 @@ from deepinfer.engine.step_run import Answer, Boundary, StepResult, answer_of, w
 from deepinfer.engine.torch_threads import torch_threads_of
 from deepinfer.engine.transfer import fetched
 from deepinfer.engine.turns.outcome import Outcome
-from deepinfer.engine.turns.recordings import TurnRecordings
+from deepinfer.engine.turns.recordings import Played, TurnRecordings
 from deepinfer.engine.turns.table import TurnShape
 from deepinfer.kernels.interface import Ops
 
@@ -70,11 +70,12 @@ class TurnRun:
         def finish() -> StepResult:
             outcome = played.wait()
             logits = played.logits.clone() if self.keeps_logits else played.logits
-            return self._result(outcome, logits, started_s)
+            return self._result(outcome, replace(played, logits=logits), started_s)
 
         return finish
 
-    def _result(self, outcome: Outcome, logits: torch.Tensor, started_s: float) -> StepResult:
+    def _result(self, outcome: Outcome, played: Played, started_s: float) -> StepResult:
+        logits = played.logits
         # a turn that was queued behind another one began when that one ended
         began_s = max(started_s, self.recordings.ended_s)
         self.recordings.ended_s = time.perf_counter()
@@ -91,6 +92,8 @@ class TurnRun:
             sampled=sampled,
             logits=logits,
             boundaries=tuple(boundaries),
+            num_rows=self.shape.num_rows,
+            is_typical=played.is_typical,
             run_s=run_s,
             draft_s=time.perf_counter() - drafting_s,
         )

@@ -18,7 +18,8 @@ from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel
 from deepinfer.kernels.gpu.linear import PackedLinear, linear
 from deepinfer.kernels.gpu.norms import square_sums
 
-_LANES, _WIDTH = 32, 256
+_LANES, _FEW_LANES, _WIDTH = 32, 2, 256
+"""Rows of a program; few where no sum over the width is left to do, so that a warp has one value a thread."""
 
 
 @device
@@ -177,14 +178,15 @@ def mix(
     pre, post = flat.new_empty(num_rows, num_streams), flat.new_empty(num_rows, num_streams)
     comb = flat.new_empty(num_rows, num_streams, num_streams)
     sums = flat if squares is None else squares
+    lanes = _LANES if squares is None else _FEW_LANES
     launch(
         _mix_kernel,
-        (ceil_div(num_rows, _LANES),),
+        (ceil_div(num_rows, lanes),),
         *(flat, products, sums, base, scale, pre, post, comb, iterations, hc_eps, rms_eps),
         *(num_rows, flat.shape[1]),
         num_warps=1,
         S=num_streams,
-        LANES=_LANES,
+        LANES=lanes,
         GIVEN=squares is not None,
     )
     return pre, post, comb

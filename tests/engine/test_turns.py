@@ -168,6 +168,10 @@ def test_turns_that_follow_unseen_ones_move_no_bit(llm: LLM, policy: str) -> Non
     assert core.pool.num_used == 0
     assert not core._flights
     assert core.scheduler.stats.num_unseen > 3
+    turns = core.launcher.turns
+    assert turns is not None
+    shared_out = [shape for shape in turns.recordings.shapes if shape.is_shared_out]
+    assert bool(shared_out) == (policy == "confidence")
     eager = finished(llm, replace(trace().core, speculation=Speculation()), asked)
     assert rings_of(core) == rings_of(eager), "ends of blocks are kept as plain steps leave them"
 

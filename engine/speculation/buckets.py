@@ -1,0 +1,32 @@
+"""Numbers of sequences and rows that recorded steps come in; a step is filled up to the next one.
+
+Few of them, so that each is soon recorded: rows that fill a step up cost next to nothing on a device that a
+small step leaves idle, and a recording costs as much as many steps.
+"""
+
+from __future__ import annotations
+
+MAX_ROWS = 384
+"""Rows of a recorded decode step; a longer one keeps a device busy without."""
+
+
+def sequence_bucket(count: int) -> int:
+    """1, 2, 4, then multiples of 8."""
+    return count if count <= 2 else 4 if count <= 4 else -(-count // 8) * 8
+
+
+def row_bucket(count: int) -> int:
+    """2, 4, 6, 8, 12, 16, 24, 32, 48, ...: powers of two, and halfway between them."""
+    if count <= 8:
+        return max(2, -(-count // 2) * 2)
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if count <= power * 3 // 4 else power
+
+
+def draft_totals(num_sequences: int, most: int) -> list[int]:
+    """Drafts of all sequences together, at most ``most``, that fill a bucket of rows; ascending, 0 first."""
+    held, totals = sequence_bucket(num_sequences), [0]
+    while totals[-1] < most:
+        rows = row_bucket(held + totals[-1] + 1)
+        totals.append(min(rows - held, most))
+    return totals
