@@ -30,6 +30,8 @@ class Ending:
 def ending(answer: Answer, eos_token_id: int, max_model_len: int) -> Ending:
     """Look at the tokens of an answer one by one, as plain decoding does; the sequence has them already."""
     sequence = answer.share.sequence
+    if not answer.is_over and sequence.request.should_stop is None:
+        return Ending(len(answer.token_ids), sequence.num_tokens - 1, None)
     num_known = sequence.num_emitted - len(answer.token_ids)
     for count in range(1, len(answer.token_ids) + 1):
         reason = finish_reason(
@@ -57,8 +59,8 @@ def token_record(answer: Answer, end: Ending, number: int, sampled: Sampled) -> 
         sample_index=sequence.sample_index,
         token_id=answer.token_ids[number],
         position=sequence.prompt_length + place,
-        raw_logprob=float(sampled.raw_logprobs[row]),
-        processed_logprob=float(sampled.processed_logprobs[row]),
+        raw_logprob=sampled.raw_values[row],
+        processed_logprob=sampled.processed_values[row],
         top_ids=() if top_ids is None else tuple(top_ids.tolist()),
         top_logprobs=() if top_logprobs is None else tuple(top_logprobs.tolist()),
         prompt=None if sheet is None else sheet.result(),

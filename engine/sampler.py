@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,18 @@ class Sampled:
     processed_logprobs: Float32Array
     top_ids: list[Int32Array | None]
     top_logprobs: list[Float32Array | None]
+
+    @cached_property
+    def raw_values(self) -> list[float]:
+        """``raw_logprobs`` as Python numbers."""
+        found: list[float] = self.raw_logprobs.tolist()
+        return found
+
+    @cached_property
+    def processed_values(self) -> list[float]:
+        """``processed_logprobs`` as Python numbers."""
+        found: list[float] = self.processed_logprobs.tolist()
+        return found
 
 
 def biased_logits(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -114,8 +114,9 @@ class Scheduler:
         """
         planned: list[Share] = []
         budget = self.limits.max_rows
+        remaining = [(s.num_remaining, s) for s in self.running]
         decoding = sorted(
-            (s for s in self.running if s.num_remaining == 1 and not s.surely_ends),
+            (s for count, s in remaining if count == 1 and not s.surely_ends),
             key=lambda s: (s.num_emitted, s.order),
         )
         for sequence in decoding:
@@ -126,8 +127,9 @@ class Scheduler:
                     continue
                 planned.append(Share(sequence, 1, 0, True))
                 budget -= 1
-        for sequence in sorted(self.running, key=lambda s: s.order):
-            if sequence.num_remaining > 1 and budget > 0:
+        reading = sorted((s for count, s in remaining if count > 1), key=lambda s: s.order)
+        for sequence in reading:
+            if sequence.slot >= 0 and budget > 0:  # else it was preempted just now
                 budget -= self._take(sequence, budget, planned)
         while self.waiting and budget > 0 and self._admit_next():
             budget -= self._take(self.running[-1], budget, planned)

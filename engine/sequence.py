@@ -10,7 +10,7 @@ import numpy as np
 from deepinfer.engine.api import GenerateRequest
 from deepinfer.engine.logprobs import ScoreSheet
 from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
-from deepinfer.engine.step_plan import Chunk, Int64, blocks_for
+from deepinfer.engine.step_plan import BLOCK_TOKENS, Chunk, Int64, blocks_for
 
 
 @dataclass
@@ -35,6 +35,8 @@ class Sequence:
         num_preemptions: how often it lost its caches.
         num_in_flight: known rows in the step that runs now; drafted ones are in ``num_drafts_in_flight``.
         drafts: what may follow the known tokens.
+        prompt_length: N of the prefill mode; preemption and resumption keep it.
+        num_tokens: known ids, prompt and output.
         draft_from: first position whose context the drafter has kept, and all after it.
     """
 
@@ -57,21 +59,14 @@ class Sequence:
     num_drafts_in_flight: int = 0
     drafts: Drafts = NO_DRAFTS
     draft_from: int = 0
+    prompt_length: int = field(init=False)
+    num_tokens: int = field(init=False)
     _known: Int64 = field(init=False)
 
     def __post_init__(self) -> None:
         """Keep all known ids in one array that grows by doubling: a step reads it without a copy."""
         self._known = self.prompt
-
-    @property
-    def prompt_length(self) -> int:
-        """N of the prefill mode; preemption and resumption keep it."""
-        return len(self.prompt)
-
-    @property
-    def num_tokens(self) -> int:
-        """Known ids: prompt and output."""
-        return len(self.prompt) + len(self.output_ids)
+        self.prompt_length = self.num_tokens = len(self.prompt)
 
     @property
     def token_ids(self) -> Int64:
@@ -83,6 +78,7 @@ class Sequence:
         self._make_room(len(token_ids))
         self._known[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
         self.output_ids += token_ids
+        self.num_tokens += len(token_ids)
         self.num_computed += len(token_ids) - 1
         self.is_over = is_over
 
@@ -117,6 +113,8 @@ class Sequence:
     @property
     def num_missing_blocks(self) -> int:
         """Blocks it lacks for all the tokens that it may have when its next step begins."""
+        if self.num_tokens + self.num_drafts_in_flight < len(self.blocks) * BLOCK_TOKENS:
+            return 0
         return max(0, blocks_for(min(self.most_tokens, self.max_tokens - 1)) - len(self.blocks))
 
     @property

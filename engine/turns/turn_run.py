@@ -138,8 +138,9 @@ class TurnRun:
         self, logits: torch.Tensor, answers: Items[Answer]
     ) -> tuple[list[Int32Array | None], list[Float32Array | None]]:
         """The most likely tokens, where they were asked for."""
-        ids: list[Int32Array | None] = [None] * len(logits)
-        logprobs: list[Float32Array | None] = [None] * len(logits)
+        size = len(logits)
+        ids: list[Int32Array | None] = [None] * size
+        logprobs: list[Float32Array | None] = [None] * size
         wanted = {}
         for answer in answers:
             count = answer.share.sequence.request.params.num_logprobs

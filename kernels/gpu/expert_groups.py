@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from deepinfer.kernels.gpu.expert_plan import MAX_EXPERTS, MAX_PAIRS, planned
 from deepinfer.kernels.gpu.launching import ceil_div
 
 
@@ -59,21 +60,33 @@ def _sorted(ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Te
     return order, torch.searchsorted(sorted_ids, torch.arange(num_experts + 1, device=ids.device))
 
 
+def _is_small(ids: torch.Tensor, num_experts: int) -> bool:
+    return 0 < ids.numel() <= MAX_PAIRS and num_experts <= MAX_EXPERTS
+
+
 def plan_tiles(ids: torch.Tensor, num_experts: int, size: int) -> Tiles:
     """Group the pairs ``ids`` int64 [T, k] (expert numbers) into tiles of ``size``."""
+    count = ceil_div(ids.numel(), size) + min(num_experts, ids.numel())
+    if _is_small(ids, num_experts):
+        order, plan, _ = planned(ids, num_experts, size, size, count, 0)
+        return Tiles(order, *plan)
     order, starts = _sorted(ids, num_experts)
-    counts, pairs = starts[1:] - starts[:-1], ids.numel()
+    counts = starts[1:] - starts[:-1]
     tiles = (counts + size - 1) // size
-    return _plan(order, starts, counts * 0, size, tiles, ceil_div(pairs, size) + min(num_experts, pairs))
+    return _plan(order, starts, counts * 0, size, tiles, count)
 
 
 def plan_two_sizes(ids: torch.Tensor, num_experts: int, size: int, tail: int) -> tuple[Tiles, Tiles]:
     """As above, but what an expert has left over after whole tiles goes to one of ``tail`` if it fits."""
+    pairs = ids.numel()
+    most, fewest = (pairs + num_experts * (size - 1 - tail)) // size, min(num_experts, pairs)
+    if _is_small(ids, num_experts):
+        order, plan, rest = planned(ids, num_experts, size, tail, most, fewest)
+        return Tiles(order, *plan), Tiles(order, *rest)
     order, starts = _sorted(ids, num_experts)
-    counts, pairs = starts[1:] - starts[:-1], ids.numel()
+    counts = starts[1:] - starts[:-1]
     whole = (counts + size - 1 - tail) // size
     done = torch.minimum(whole * size, counts)
-    most = (pairs + num_experts * (size - 1 - tail)) // size
     large = _plan(order, starts, counts * 0, size, whole, most)
-    small = _plan(order, starts, done, tail, (counts > done).to(counts.dtype), min(num_experts, pairs))
+    small = _plan(order, starts, done, tail, (counts > done).to(counts.dtype), fewest)
     return large, small

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import fast_references
 import pytest
@@ -21,14 +22,14 @@ HELPERS = Path(fast_references.__file__).parent
 BESIDE = ["interpreted_fast.py"]
 
 
-def run(*arguments: str) -> dict[str, float]:
+def run(*arguments: str) -> dict[str, Any]:
     """What a helper script prints."""
     script, *rest = arguments
     done = subprocess.run(
         [sys.executable, str(HELPERS / script), *rest], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -56,3 +57,9 @@ def test_ops_agree_with_the_cpu_in_profile_fast() -> None:
     wrong = {name: value for name, value in found.items() if not value < 0.008}
     assert wrong.pop("control") > 0.008, "a wrong weight would not be seen"
     assert wrong == {}
+
+
+def test_tiles_of_experts_are_planned_in_one_launch_as_by_sorting() -> None:
+    found = run("interpreted_plan.py")
+    assert found["wrong"] == []
+    assert found["control"], "another choice would not be seen"
