@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from gpu_engine_bits import check_logits, check_recorded, check_scores, check_trace, make  # noqa: E402
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
-from gpu_turns import host_profile, same_bytes, speculation_speed  # noqa: E402
+from gpu_turns import gaps, host_profile, same_bytes, speculation_speed  # noqa: E402
 
 from deepinfer.engine.api import Device, EngineConfig, Profile  # noqa: E402
 
@@ -98,22 +98,23 @@ def _speeds(options: argparse.Namespace, seconds: float) -> Result:
     variants = {
         "fast": fast,
         "library": replace(fast, backend="library"),
-        "fast, asynchronous": replace(fast, asynchronous=True),
+        "fast, synchronous": replace(fast, asynchronous=False),
         "strict": strict,
-        "strict, asynchronous": replace(strict, asynchronous=True),
         "fast, not recorded": replace(fast, recorded_steps=False),
     }
-    return speeds(variants)
+    return speeds(dict(list(variants.items())[: 2 if options.short else None]))
 
 
 STAGES: dict[str, Stage] = {
     "logits": lambda options, seconds: check_logits(_strict(options), options.expected),
     "graphs": lambda options, seconds: check_recorded(_strict(options), options.expected),
-    "turns": lambda options, seconds: same_bytes(_strict(options)),
-    "turns-fast": lambda options, seconds: same_bytes(_fast(options)),
+    "gaps": lambda options, seconds: gaps(_fast(options)),
+    "idle-fast": lambda options, seconds: idle_share(_fast(options)),
+    "turns-fast": lambda options, seconds: same_bytes(_fast(options), options.thorough),
+    "turns": lambda options, seconds: same_bytes(_strict(options), options.thorough),
     "host": lambda options, seconds: host_profile(_fast(options)),
     "host-1": lambda options, seconds: host_profile(_fast(options), 1),
-    "speculation": lambda options, seconds: speculation_speed(_fast(options), min(seconds, 60.0)),
+    "speculation": lambda options, seconds: speculation_speed(_fast(options), min(seconds, 70.0)),
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
     "memory": lambda options, seconds: long_document(_strict(options)),
     "speed": _speeds,
@@ -122,8 +123,7 @@ STAGES: dict[str, Stage] = {
     "traffic-fast": lambda options, seconds: random_traffic(
         _fast(options), min(seconds / 4, options.traffic)
     ),
-    "idle-fast": lambda options, seconds: idle_share(_fast(options)),
-    "idle-async": lambda options, seconds: idle_share(replace(_fast(options), asynchronous=True)),
+    "idle-sync": lambda options, seconds: idle_share(replace(_fast(options), asynchronous=False)),
     "idle": lambda options, seconds: idle_share(_strict(options)),
     "verify": lambda options, seconds: run_verify(_strict(options), "default"),
     "scores": lambda options, seconds: check_scores(_strict(options), options.expected, seconds),
@@ -164,6 +164,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu_engine")
     parser.add_argument("--budget", type=float, default=200.0, help="seconds in all")
     parser.add_argument("--traffic", type=float, default=25.0, help="seconds of random traffic")
+    parser.add_argument("--thorough", action="store_true", help="turns also without asynchrony")
+    parser.add_argument("--short", action="store_true", help="speed of fast and library alone")
     parser.add_argument("--skip", type=lambda text: text.split(","), default=[], help="not these stages")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="these stages only")
     parser.add_argument("--device", type=Device, default=Device.CUDA, help="cpu checks the script itself")

@@ -97,7 +97,8 @@ def idle_share(config: EngineConfig, batch: int = 64) -> dict[str, Any]:
             steps += 1
         torch.cuda.synchronize()
         wall = time.perf_counter() - started
-    core.abort("p0")
+    for i in range(batch):
+        core.abort(f"p{i}")
     kernels = sorted(trace.key_averages(), key=lambda e: -e.self_device_time_total)
     busy = sum(event.self_device_time_total for event in kernels) / 1e6
     page = ["| kernel | calls a step | us a step |", "|---|---|---|"]

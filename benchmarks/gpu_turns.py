@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -38,7 +39,7 @@ def _said(llm: LLM, asked: Sequence[GenerateRequest]) -> tuple[bytes, dict[tuple
     return said, tokens
 
 
-def same_bytes(config: EngineConfig) -> dict[str, Any]:
+def same_bytes(config: EngineConfig, is_long: bool) -> dict[str, Any]:
     """Every policy, synchronous and not, in turns: the bytes of eager steps without drafts."""
     base = LLM(None, replace(config, recorded_steps=False, prefix_caching=False))
     # alternatives keep turns from following each other unseen, so asynchronous runs ask for none
@@ -50,7 +51,7 @@ def same_bytes(config: EngineConfig) -> dict[str, Any]:
     _, tokens = _said(base, asked[True])
     seen, wrong = [], []
     for policy in ("off", "fixed", "fixed:2", "confidence", "known"):
-        for asynchronous in (False, True):
+        for asynchronous in (False, True) if is_long else (True,):
             named = Speculation.from_text("fixed" if policy == "known" else policy)
             variant = replace(config, speculation=named, asynchronous=asynchronous, recorded_steps=True)
             llm = base.with_config(replace(variant, prefix_caching=asynchronous))
@@ -110,15 +111,14 @@ def speculation_speed(config: EngineConfig, seconds: float, rounds: int = 5) -> 
                 )
             )
             for name in (
-                *("off", "off async", "fixed", "fixed:1", "fixed:2", "fixed:3", "fixed async"),
-                *("fixed:2 async", "confidence", "confidence async"),
+                *("off", "off async", "fixed:1 async", "fixed:2 async", "fixed async"),
+                "confidence async",
             )
         }
         known: dict[tuple[str, int], tuple[int, ...]] = {}
         for asked in sets:
             known |= _said(subjects["off"], asked)[1]
         drafter = KnownContinuation(known, 5)
-        subjects["known"] = subjects["fixed"].with_drafter(drafter)
         subjects["known async"] = subjects["fixed async"].with_drafter(drafter)
         for name, llm in subjects.items():
             for _ in range(6 if name.startswith("confidence") else 2):
@@ -140,6 +140,44 @@ def speculation_speed(config: EngineConfig, seconds: float, rounds: int = 5) -> 
         seen.append(f"batch {batch}: " + ", ".join(f"{n} {v / plain:.2f}" for n, v in medians.items()))
         figures[batch] = medians
     return {"verdict": "measured", "seen": "; ".join(seen), "page": page, "figures": figures}
+
+
+def gaps(config: EngineConfig, batch: int = 64, steps: int = 40) -> dict[str, Any]:
+    """Time between two turns in which the device has nothing to do, from events around each of them."""
+    import torch
+
+    seen, page = [], ["| batch 64 | ms a step | between steps, ms | share |", "|---|---|---|---|"]
+    for name, asynchronous in (("synchronous", False), ("asynchronous", True)):
+        changed = replace(config, asynchronous=asynchronous, prefix_caching=False, max_batch_tokens=8192)
+        llm = LLM(None, changed)
+        asked = [
+            replace(r, params=replace(r.params, num_logprobs=0, max_tokens=steps))
+            for r in requests(batch, 160, steps)
+        ]
+        for _ in range(2):
+            _decoding(llm, asked)
+        turns = llm._core.launcher.turns
+        assert turns is not None
+        marks: list[tuple[Any, Any]] = []
+        sound = turns.recordings.play
+
+        def play(*given: Any, sound: Any = sound, marks: Any = marks) -> Any:
+            pair = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+            pair[0].record()
+            found = sound(*given)
+            pair[1].record()
+            marks.append(pair)
+            return found
+
+        object.__setattr__(turns.recordings, "play", play)
+        _decoding(llm, asked)
+        torch.cuda.synchronize()
+        pairs = list(pairwise(marks[4:-1]))
+        between = median(one[1].elapsed_time(other[0]) for one, other in pairs)
+        whole = median(one[0].elapsed_time(other[0]) for one, other in pairs)
+        seen.append(f"{name} {whole:.2f} ms a step, {between:.2f} ms between ({between / whole:.1%})")
+        page.append(f"| {name} | {whole:.2f} | {between:.3f} | {between / whole:.1%} |")
+    return {"verdict": "measured", "seen": "; ".join(seen), "page": page}
 
 
 def host_profile(config: EngineConfig, batch: int = 64) -> dict[str, Any]:
