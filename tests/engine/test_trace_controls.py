@@ -175,15 +175,14 @@ def test_a_fault_on_each_axis_is_found(axis: str, llm: LLM) -> None:
 def test_one_changed_logit_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the last bit of one logit, too small to change any token."""
     trace = random_trace(1)
-    core = core_of(llm, trace)
-    sound = core.model.logits
+    model = llm._model.bound_to(llm._model.ops)
+    sound = model.logits
 
     def nudged(normed: torch.Tensor) -> torch.Tensor:
         logits = sound(normed)
         logits.view(torch.int32)[-1, 7] ^= 1
         return logits
 
-    core.model = core.model.bound_to(core.model.ops)
-    monkeypatch.setattr(core.model, "logits", nudged)
+    monkeypatch.setattr(model, "logits", nudged)
     with pytest.raises(AssertionError, match="logits rows differ"):
-        check(llm, trace, core)
+        check(llm, trace, core_of(llm, trace, model))

@@ -16,6 +16,7 @@ from deepinfer.engine.api import Float32Array, GenerateRequest, PrefillMode, Sam
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.core import CoreConfig, EngineCore
 from deepinfer.engine.llm import LLM
+from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule, prefill_rule
 from deepinfer.engine.scheduler import Limits
 from deepinfer.engine.sequence import Sequence
@@ -230,6 +231,6 @@ def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
     return compared
 
 
-def core_of(llm: LLM, trace: Trace) -> EngineCore:
+def core_of(llm: LLM, trace: Trace, model: Transformer | None = None) -> EngineCore:
     rule = prefill_rule(llm.model_config, trace.mode, None)
-    return EngineCore(llm._model, rule, trace.core, HalfKnown(llm, rule))
+    return EngineCore(model or llm._model, rule, trace.core, HalfKnown(llm, rule))
