@@ -70,6 +70,7 @@ class Step(Movable):
 
     plan: StepPlan
     token_ids: torch.Tensor
+    recent_ids: torch.Tensor
     encoder: Rows
     kept: torch.Tensor
     own_decoder: Rows | None
@@ -106,6 +107,7 @@ def host_step(chunks: Sequence[Chunk], rule: PrefillRule, layout: StepLayout) ->
     return Step(
         plan=plan,
         token_ids=torch.from_numpy(np.ascontiguousarray(plan.token_ids)),
+        recent_ids=torch.from_numpy(plan.recent_ids),
         encoder=_rows(plan.encoder, slots, layout, groups),
         kept=torch.from_numpy(plan.kept),
         own_decoder=None if is_shared else _rows(plan.decoder, slots, layout, groups),

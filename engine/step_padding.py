@@ -51,6 +51,7 @@ def padded(step: Step, bucket: Bucket) -> Step:
     return replace(
         step,
         token_ids=_filled(step.token_ids, size, 0),
+        recent_ids=_filled(step.recent_ids, size, -1),
         encoder=_rows_of(step.encoder, size),
         kept=torch.arange(size),
         own_decoder=None if step.own_decoder is None else _rows_of(step.own_decoder, size),

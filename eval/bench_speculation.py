@@ -24,7 +24,7 @@ from deepinfer.eval.workload import load_workload
 PLAIN, KNOWN, ASYNC = "plain", "known", "plain-async"
 """One token a step; every draft right; one token a step, planned ahead."""
 _UNTIMED = 2
-"""Runs before the clock starts on a device, where the first step of a shape compiles and the second records."""
+"""Runs before the clock starts on a device, where the first step of a shape compiles, the second records."""
 Progress = Callable[[str, int, int], None]
 
 

@@ -15,6 +15,7 @@ from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.block import Block
 from deepinfer.engine.model.engram import Memory
+from deepinfer.engine.model.engram_device import DeviceEngrams
 from deepinfer.engine.model.engram_hash import EngramHash
 from deepinfer.engine.model.engram_vocabulary import build_vocabulary_map
 from deepinfer.engine.model.hyper import Streams, initial_streams
@@ -53,6 +54,7 @@ class Transformer:
         if config.engram_layer_ids:
             vocabulary = build_vocabulary_map(checkpoint.directory / "tokenizer.json", config)
             self.hashes = EngramHash(config, vocabulary)
+        self.device_engrams = None if ops.device.type == "cpu" else self.engrams_on(ops.device)
         self.plain_rope = RopeTable(
             rope_frequencies(config.qk_rope_head_dim, config.rope_theta, None), ops.device
         )
@@ -85,6 +87,11 @@ class Transformer:
         """The rotary tables as they are now."""
         return self.plain_rope.cos, self.plain_rope.sin, self.scaled_rope.cos, self.scaled_rope.sin
 
+    def engrams_on(self, device: torch.device) -> DeviceEngrams | None:
+        """All Engram tables decoded on ``device``; None if they have to stay on the host."""
+        engrams = [block.engram for block in self.blocks if block.engram is not None]
+        return DeviceEngrams.of(self.hashes, engrams, device)
+
     def memories_on_host(self, step: Step) -> dict[int, Memory]:
         """What the Engram layers read for the rows of a step, by layer; gathered on the host."""
         if self.hashes is None:
@@ -103,11 +110,14 @@ class Transformer:
     ) -> Hidden:
         """Run a step, writing the caches of its rows; decoder layers see only ``step.kept``.
 
-        ``memories`` are those of ``memories_on_host`` on the device, looked up here if not given.
+        ``memories`` are those of ``memories_on_host`` on the device, looked up here if not given: on the
+        device if its tables are there, unless a probe wants to see the numbers of their rows.
         """
         ops, config = self.ops, self.config
         streams = initial_streams(self.embedding[step.token_ids], config.hc_mult)
-        if memories is None:
+        if memories is None and self.device_engrams is not None and probe is no_probe:
+            memories = self.device_engrams.look_up(step.recent_ids)
+        elif memories is None:
             memories = moved(self.memories_on_host(step), ops.device)
         rows, selection = step.encoder, Selection()
         features = []

@@ -15,13 +15,13 @@ from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.choices import PrefillMode
 from deepinfer.engine.model.draft import Anchors
+from deepinfer.engine.model.engram_device import DeviceEngrams
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.sampler import NUM_WORDS
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.step_records import StepLayout
-from deepinfer.engine.turns.engram import DeviceEngrams
 from deepinfer.engine.turns.outcome import Found
 from deepinfer.engine.turns.rows import TurnRows, turn_rows, turn_step
 from deepinfer.engine.turns.state import TurnState

@@ -14,7 +14,6 @@ from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.step_records import StepLayout
 from deepinfer.engine.turns.device_turn import DeviceTurn
-from deepinfer.engine.turns.engram import DeviceEngrams
 from deepinfer.engine.turns.host_table import HostTable
 from deepinfer.engine.turns.recordings import TurnRecordings
 from deepinfer.engine.turns.state import TurnState
@@ -40,7 +39,7 @@ class TurnPlayer:
         max_blocks: int,
     ) -> TurnPlayer | None:
         """None if the Engram tables have to stay on the host; ``max_blocks`` of a sequence."""
-        engrams = DeviceEngrams.of(model)
+        engrams = model.device_engrams or model.engrams_on(model.ops.device)
         if engrams is None:
             return None
         slots = caches.shape.num_slots

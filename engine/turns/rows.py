@@ -125,6 +125,7 @@ def turn_step(rows: TurnRows, shape: TurnShape, layout: StepLayout, window: int,
     return Step(
         plan=ON_DEVICE,
         token_ids=rows.recent[:, 0].clamp(min=0),
+        recent_ids=rows.recent,
         encoder=encoder,
         kept=rows.owner,
         own_decoder=_rows(rows, shape, layout, window, rows.own[:, LOW]) if has_low else None,

@@ -6,17 +6,18 @@ that the host would look up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from deepinfer.engine.errors import DeepInferError
-from deepinfer.engine.model.engram import Memory
-from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.model.engram import EngramLayer, Memory
+from deepinfer.engine.model.engram_hash import EngramHash
 
 MAX_BYTES = 1 << 28
-"""Most bytes of decoded tables; larger ones stay in the mapped file, and steps are planned on the host."""
+"""Most bytes of decoded tables; larger ones stay in the mapped file and are read by the host."""
 _NO_ROWS = np.empty((0, 0), np.int64)
 
 
@@ -39,13 +40,13 @@ class DeviceEngrams:
     layers: dict[int, _Layer]
 
     @classmethod
-    def of(cls, model: Transformer) -> DeviceEngrams | None:
+    def of(
+        cls, hashes: EngramHash | None, engrams: Sequence[EngramLayer], device: torch.device
+    ) -> DeviceEngrams | None:
         """Those of a model; None if they are too large, or if a row that may never be read is damaged."""
-        device, layers = model.ops.device, {}
-        hashes = model.hashes
+        layers = {}
         if hashes is None:
             return cls(torch.empty(0, dtype=torch.int64, device=device), 0, {})
-        engrams = [block.engram for block in model.blocks if block.engram is not None]
         if sum(engram.table.num_values for engram in engrams) * 4 > MAX_BYTES:
             return None
         for engram in engrams:
