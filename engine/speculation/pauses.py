@@ -1,8 +1,10 @@
 """When to stop drafting for a while: measured tokens a second with drafts against those without.
 
-Counted by batch size, since drafts pay for few sequences first. A trial of some plain steps comes before the
-first judgement; after a loss drafting pauses for a while that doubles each time, up to a limit. A trial goes
-on keeping the contexts of drafts, a pause does not: what it skips is unknown to the drafter afterwards.
+Counted by batch size, since drafts pay for few sequences first. How many tokens a step gives varies from
+step to step far more than what it costs, so a loss is believed only when luck cannot explain it any more, and
+after plain decoding was timed once more: the machine may have become slower meanwhile. Then drafting pauses
+for a while that doubles each time, up to a limit. A trial goes on keeping the contexts of drafts, a pause
+does not: what it skips is unknown to the drafter afterwards.
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from statistics import median
+from math import sqrt
+from statistics import fmean, pstdev
 
 from deepinfer.engine.speculation.timing import StepTiming
 
-_WINDOW = 24
-"""Drafting steps that a judgement looks at."""
-_TRIAL = 4
-"""Plain steps that show what plain decoding takes."""
+_WINDOW, _FEWEST = 128, 24
+"""Drafting steps that a judgement looks at, at most and at least."""
+_LUCK = 1.5
+"""Standard errors of the mean number of tokens that are put down to luck."""
+_ENOUGH = 0.99
+"""Share of the speed of plain decoding below which drafting loses."""
+_TRIAL = 5
+"""Plain steps that show what plain decoding takes: most of the timings that ``StepCosts`` believes."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 256, 8192
 
 
@@ -31,13 +38,19 @@ class Drafting(Enum):
 
 @dataclass
 class _Case:
-    """What is known of one batch size."""
+    """What is known of one batch size; tokens and seconds are those of a sequence in a step."""
 
     num_plain_left: int = _TRIAL
     is_paused: bool = False
+    is_suspected: bool = False
     next_pause: int = _FIRST_PAUSE
-    tokens: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def loses(self, plain_s: float) -> bool:
+        """Whether plain steps of ``plain_s`` would have been faster, however unlucky the drafts were."""
+        luck = _LUCK * pstdev(self.tokens) / sqrt(len(self.tokens))
+        return (fmean(self.tokens) + luck) * plain_s < _ENOUGH * fmean(self.seconds)
 
 
 @dataclass
@@ -62,21 +75,21 @@ class Pauses:
     def drafting_step(self, timing: StepTiming, plain_s: float) -> None:
         """A step ran with drafting; a plain one takes ``plain_s``, 0 if that is not known."""
         case = self._case(timing.num_sequences)
-        case.tokens.append(timing.num_tokens)
+        case.tokens.append(timing.num_tokens / timing.num_sequences)
         case.seconds.append(timing.run_s + timing.draft_s)
-        if len(case.tokens) < _WINDOW:
+        if len(case.tokens) < _FEWEST:
             return
-        # of the seconds the median: a step that had to be recorded, or waited for somebody, says nothing
-        step_s = median(case.seconds) * len(case.seconds)
-        if sum(case.tokens) * plain_s < timing.num_sequences * step_s * 0.99 and plain_s > 0:
-            case.num_plain_left, case.is_paused = case.next_pause, True
+        if plain_s == 0:
+            case.num_plain_left = _TRIAL
+        elif not case.loses(plain_s):
+            case.is_suspected, case.next_pause = False, _FIRST_PAUSE
+        elif not case.is_suspected:
+            case.is_suspected, case.num_plain_left = True, _TRIAL
+        else:
+            case.num_plain_left, case.is_paused, case.is_suspected = case.next_pause, True, False
             case.next_pause = min(2 * case.next_pause, _LONGEST_PAUSE)
             case.tokens.clear()
             case.seconds.clear()
-        elif plain_s == 0:
-            case.num_plain_left = _TRIAL
-        else:
-            case.next_pause = _FIRST_PAUSE
 
     def _case(self, num_sequences: int) -> _Case:
         return self._cases.setdefault(num_sequences.bit_length(), _Case())
