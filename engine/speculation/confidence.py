@@ -17,7 +17,7 @@ from deepinfer.engine.api import Float32Array
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.buckets import MAX_ROWS, draft_totals, sequence_bucket
 from deepinfer.engine.speculation.costs import StepCosts
-from deepinfer.engine.speculation.pauses import Drafting, Pauses
+from deepinfer.engine.speculation.pauses import TRIAL, Drafting, Pauses
 from deepinfer.engine.speculation.timing import StepTiming
 from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.engine.transfer import fetched, moved
@@ -33,7 +33,7 @@ class ConfidenceDrafts:
     def __init__(self, ops: Ops, num_drafts: int) -> None:
         """``num_drafts``: most drafts of a sequence."""
         self._ops, self._most = ops, num_drafts
-        self._plain, self._verifying, self._drafting = StepCosts(), StepCosts(), StepCosts()
+        self._plain, self._verifying, self._drafting = StepCosts(TRIAL), StepCosts(), StepCosts()
         self._pauses = Pauses()
 
     def shares(self, sequences: Items[Sequence], room: int) -> list[int]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Float64Array = npt.NDArray[np.float64]
 
-_KEPT = 9
+KEPT = 9
 """Timings of a size; their median is believed."""
 _ENOUGH = 3
 _MEMORY = 2000
@@ -32,8 +32,9 @@ def size_class(num_rows: int) -> int:
 
 @dataclass
 class StepCosts:
-    """Seconds of steps of one kind by size class."""
+    """Seconds of steps of one kind by size class, from the last ``kept`` of each."""
 
+    kept: int = KEPT
     _timings: dict[int, deque[float]] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
     _clock: int = 0
@@ -42,7 +43,7 @@ class StepCosts:
         """A step of ``num_rows`` rows took so long."""
         self._clock += 1
         size = size_class(num_rows)
-        self._timings.setdefault(size, deque(maxlen=_KEPT)).append(seconds)
+        self._timings.setdefault(size, deque(maxlen=self.kept)).append(seconds)
         self._last[size] = self._clock
 
     def curve(self, num_rows: int, count: int) -> Float64Array:

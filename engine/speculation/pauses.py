@@ -17,14 +17,14 @@ from statistics import fmean, pstdev
 
 from deepinfer.engine.speculation.timing import StepTiming
 
-_WINDOW, _FEWEST = 128, 24
-"""Drafting steps that a judgement looks at, at most and at least."""
+_WINDOW, _FEWEST, _FRESH = 128, 24, 12
+"""Drafting steps that a judgement looks at, at most and at least, and those since plain steps were timed."""
 _LUCK = 1.5
 """Standard errors of the mean number of tokens that are put down to luck."""
 _ENOUGH = 0.99
 """Share of the speed of plain decoding below which drafting loses."""
-_TRIAL = 5
-"""Plain steps that show what plain decoding takes: most of the timings that ``StepCosts`` believes."""
+TRIAL = 5
+"""Plain steps that show what plain decoding takes."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 256, 8192
 
 
@@ -40,7 +40,7 @@ class Drafting(Enum):
 class _Case:
     """What is known of one batch size; tokens and seconds are those of a sequence in a step."""
 
-    num_plain_left: int = _TRIAL
+    num_plain_left: int = TRIAL
     is_paused: bool = False
     is_suspected: bool = False
     next_pause: int = _FIRST_PAUSE
@@ -50,7 +50,9 @@ class _Case:
     def loses(self, plain_s: float) -> bool:
         """Whether plain steps of ``plain_s`` would have been faster, however unlucky the drafts were."""
         luck = _LUCK * pstdev(self.tokens) / sqrt(len(self.tokens))
-        return (fmean(self.tokens) + luck) * plain_s < _ENOUGH * fmean(self.seconds)
+        cut = len(self.seconds) // 4  # a step that had to wait for the machine says nothing
+        seconds = fmean(sorted(self.seconds)[cut : len(self.seconds) - cut])
+        return (fmean(self.tokens) + luck) * plain_s < _ENOUGH * seconds
 
 
 @dataclass
@@ -77,14 +79,15 @@ class Pauses:
         case = self._case(timing.num_sequences)
         case.tokens.append(timing.num_tokens / timing.num_sequences)
         case.seconds.append(timing.run_s + timing.draft_s)
-        if len(case.tokens) < _FEWEST:
+        if len(case.tokens) < _FEWEST or len(case.seconds) < _FRESH:
             return
         if plain_s == 0:
-            case.num_plain_left = _TRIAL
+            case.num_plain_left = TRIAL
         elif not case.loses(plain_s):
             case.is_suspected, case.next_pause = False, _FIRST_PAUSE
         elif not case.is_suspected:
-            case.is_suspected, case.num_plain_left = True, _TRIAL
+            case.is_suspected, case.num_plain_left = True, TRIAL
+            case.seconds.clear()
         else:
             case.num_plain_left, case.is_paused, case.is_suspected = case.next_pause, True, False
             case.next_pause = min(2 * case.next_pause, _LONGEST_PAUSE)

@@ -60,8 +60,20 @@ def test_plain_decoding_is_timed_again_before_a_pause() -> None:
     assert pauses.mode(1) is Drafting.WATCHING
     while pauses.mode(1) is Drafting.WATCHING:
         pauses.plain_step(1)
-    pauses.drafting_step(drafted(1, 2 * PLAIN_S), 2.1 * PLAIN_S)
-    assert pauses.mode(1) is Drafting.ON, "the machine became slower, and plain steps with it"
+    for _ in range(30):
+        pauses.drafting_step(drafted(1, 2 * PLAIN_S), 2.1 * PLAIN_S)
+        assert pauses.mode(1) is Drafting.ON, "the machine became slower, and plain steps with it"
+
+
+def test_single_slow_steps_are_no_loss() -> None:
+    """Other work takes the machine away for a while: one step of eight takes twenty times as long."""
+    pauses, draw = Pauses(), np.random.default_rng(0)
+    while pauses.mode(1) is Drafting.WATCHING:
+        pauses.plain_step(1)
+    for step in range(200):
+        seconds = 1.2 * PLAIN_S * (20 if step % 8 == 0 else 1)
+        pauses.drafting_step(drafted(1 + int(draw.random() < 0.5), seconds), PLAIN_S)
+        assert pauses.mode(1) is Drafting.ON
 
 
 def test_costs_never_fall_and_what_is_unknown_is_tried() -> None:
