@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from deepinfer.kernels.draft_operands import DraftHead, DraftOutput, WindowLayer
+from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, DraftRows, WindowLayer
 from deepinfer.kernels.operands import (
     BoundRecords,
     LowRank,
@@ -55,6 +55,18 @@ class ChainOps(Protocol):
         confidence: PackedWeight,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Tokens [A, 1 + B], logits [A, B, V], confidence logits [A, B] of drafted blocks; see ``chains``."""
+
+    def draft_rows(
+        self,
+        golden: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        low: torch.Tensor,
+        embedding: torch.Tensor,
+        shape: BlockShape,
+        ring: int,
+    ) -> DraftRows:
+        """Four int64 [A] -> the rows of blocks that begin with tokens ``golden`` at ``positions``."""
 
     def window_layers(
         self,

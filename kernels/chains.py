@@ -11,7 +11,13 @@ from __future__ import annotations
 
 import torch
 
-from deepinfer.kernels.draft_chains import draft_contexts, draft_decode, markov_decode, window_layers
+from deepinfer.kernels.draft_chains import (
+    draft_contexts,
+    draft_decode,
+    draft_rows,
+    markov_decode,
+    window_layers,
+)
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import LowRank, MoeWeights, PackedWeight, Rotary, SiteInput, SiteWeights
 
@@ -65,6 +71,7 @@ class Chains:
     attention_output = attention_output
     routed_moe = routed_moe
     markov_decode = markov_decode
+    draft_rows = draft_rows
     window_layers = window_layers
     draft_decode = draft_decode
     draft_contexts = draft_contexts

@@ -9,11 +9,50 @@ from collections.abc import Sequence
 
 import torch
 
-from deepinfer.kernels.draft_operands import DraftHead, DraftOutput, WindowLayer
+from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, DraftRows, WindowLayer
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import BoundRecords, PackedWeight, Rotary
 
 CONFIDENCE_CLAMP = 60.0
+
+
+def draft_rows(
+    ops: Ops,
+    golden: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    low: torch.Tensor,
+    embedding: torch.Tensor,
+    shape: BlockShape,
+    ring: int,
+) -> DraftRows:
+    """Rows of the blocks that begin with tokens ``golden`` int64 [A] at ``positions`` int64 [A].
+
+    Args:
+        slots: int64 [A], whose rings hold the contexts.
+        low: int64 [A], first position whose context is there.
+        embedding: float32 [V, D].
+        shape: of a block.
+        ring: positions that a ring remembers.
+    """
+    size, window, device = shape.size, shape.window, golden.device
+    ids = golden.new_full((len(golden), size), shape.noise_token_id)
+    ids[:, 0] = golden
+    seen = positions[:, None] + torch.arange(-window, 0, device=device)
+    visible = seen >= low[:, None]
+    numbers = torch.arange(seen.numel(), device=device).view(seen.shape)
+    own = torch.arange(ids.numel(), device=device).view(ids.shape)
+    streams = embedding[ids.flatten()][:, None].repeat(1, shape.num_streams, 1)
+    pre = streams.new_zeros(streams.shape[:2])
+    pre[:, 0] = 1.0  # the first collapse reads stream 0
+    return DraftRows(
+        streams=streams,
+        pre=pre,
+        positions=(positions[:, None] + torch.arange(size, device=device)).flatten(),
+        records=torch.where(visible, slots[:, None] * ring + seen % ring, -1).flatten(),
+        places=torch.where(visible, numbers, -1).repeat_interleave(size, 0),
+        own=own.repeat_interleave(size, 0),
+    )
 
 
 def window_layers(

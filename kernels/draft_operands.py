@@ -42,6 +42,43 @@ class WindowLayer:
 
 
 @dataclass(frozen=True)
+class BlockShape:
+    """How drafted blocks look.
+
+    Attributes:
+        size: B, rows of a block.
+        window: W, positions before it that its rows see.
+        noise_token_id: what stands in all rows but the first.
+        num_streams: S.
+    """
+
+    size: int
+    window: int
+    noise_token_id: int
+    num_streams: int
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Rows of A blocks before the first stage, T = A * B.
+
+    Attributes:
+        streams, pre: float32 [T, S, D] and [T, S].
+        positions: int64 [T].
+        records: int64 [A * W], ring records of the contexts, -1 where there is none.
+        places: int64 [T, W], which of those a row sees, -1 for none.
+        own: int64 [T, B], the rows of its block.
+    """
+
+    streams: torch.Tensor
+    pre: torch.Tensor
+    positions: torch.Tensor
+    records: torch.Tensor
+    places: torch.Tensor
+    own: torch.Tensor
+
+
+@dataclass(frozen=True)
 class DraftHead:
     """From the last stage to tokens (sections 7.3 and 7.4).
 

@@ -15,12 +15,12 @@ from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.attention import AttentionWeights
-from deepinfer.engine.model.hyper import HyperSite, initial_streams
+from deepinfer.engine.model.hyper import HyperSite
 from deepinfer.engine.model.moe import MoeLayer
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.engine.transfer import Movable
-from deepinfer.kernels.draft_operands import DraftHead, DraftOutput, WindowLayer
+from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, WindowLayer
 from deepinfer.kernels.interface import Ops
 
 
@@ -65,23 +65,6 @@ class Anchors(Movable):
     low: torch.Tensor
 
 
-@dataclass(frozen=True)
-class _Places:
-    """What is the same for any A blocks.
-
-    Attributes:
-        offsets: int64 [1, B], positions within a block.
-        window: int64 [1, W], those of its context, counted from its first one.
-        numbers: int64 [A, W], numbers of all contexts together.
-        own: int64 [A * B, B], the rows of each row's own block.
-    """
-
-    offsets: torch.Tensor
-    window: torch.Tensor
-    numbers: torch.Tensor
-    own: torch.Tensor
-
-
 class Draft:
     """All draft weights, the context writer and the drafting pass."""
 
@@ -102,7 +85,12 @@ class Draft:
             markov=ops.pack_linear(checkpoint.weight(f"{last}.markov_head.head.weight")),
             confidence=ops.pack_linear(checkpoint.weight(f"{last}.confidence_head.proj.weight")),
         )
-        self._places: dict[int, _Places] = {}
+        self.shape = BlockShape(
+            size=config.dspark_block_size,
+            window=config.sliding_window,
+            noise_token_id=config.dspark_noise_token_id,
+            num_streams=config.hc_mult,
+        )
 
     def bound_to(self, target: Transformer) -> Draft:
         """The same weights beside another binding of the backbone."""
@@ -130,38 +118,27 @@ class Draft:
 
         ``num_drafts`` decodes only the first so many tokens of each block: the same ones, for less.
         """
-        config, ops = self.config, self.ops
-        fixed, ring = self._places_of(len(anchors.golden)), caches.shape.draft_ring
-        size = config.dspark_block_size
-        token_ids = torch.full_like(fixed.own[:, 0], config.dspark_noise_token_id)
-        token_ids[::size] = anchors.golden
-        rotary = self.target.plain_rope.at((anchors.positions[:, None] + fixed.offsets).flatten())
-        seen = anchors.positions[:, None] + fixed.window
-        visible = seen >= anchors.low[:, None]
-        records = torch.where(visible, anchors.slots[:, None] * ring + seen % ring, -1).flatten()
-        places = torch.where(visible, fixed.numbers, -1).repeat_interleave(size, 0)
-        start = initial_streams(self.target.embedding[token_ids], config.hc_mult)
-        streams, pre = start.x, start.pre
+        ops, target = self.ops, self.target
+        rows = ops.draft_rows(
+            anchors.golden,
+            anchors.positions,
+            anchors.slots,
+            anchors.low,
+            target.embedding,
+            self.shape,
+            caches.shape.draft_ring,
+        )
+        rotary = target.plain_rope.at(rows.positions)
+        streams, pre = rows.streams, rows.pre
         pools = [pool.bound(ops) for pool in caches.draft_window]
         # all stages in one call, unless somebody wants to look between them
         step = len(pools) if probe is no_probe else 1
         for stage in range(0, len(pools), step):
             layers, here = self.stages[stage : stage + step], pools[stage : stage + step]
-            streams, pre = ops.window_layers(streams, pre, layers, rotary, here, records, places, fixed.own)
+            streams, pre = ops.window_layers(
+                streams, pre, layers, rotary, here, rows.records, rows.places, rows.own
+            )
             probe("draft_streams", -1 - stage, streams)
-        output = ops.draft_decode(streams, pre, anchors.golden, num_drafts or size, self.head)
+        output = ops.draft_decode(streams, pre, anchors.golden, num_drafts or self.shape.size, self.head)
         probe("draft_hidden", -1, output.hidden)
         return output
-
-    def _places_of(self, num_anchors: int) -> _Places:
-        if num_anchors not in self._places:
-            window, size = self.config.sliding_window, self.config.dspark_block_size
-            device = self.ops.device
-            own = torch.arange(num_anchors * size, device=device).view(-1, size)
-            self._places[num_anchors] = _Places(
-                offsets=torch.arange(size, device=device)[None],
-                window=torch.arange(-window, 0, device=device)[None],
-                numbers=torch.arange(num_anchors * window, device=device).view(-1, window),
-                own=own.repeat_interleave(size, 0),
-            )
-        return self._places[num_anchors]

@@ -21,7 +21,7 @@ from deepinfer.kernels.cpu.rope import rotate_kernel
 from deepinfer.kernels.cpu.window_layer import BoundLayers, window_layer_kernel
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.draft_chains import CONFIDENCE_CLAMP
-from deepinfer.kernels.draft_operands import DraftHead, DraftOutput, WindowLayer
+from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, DraftRows, WindowLayer
 from deepinfer.kernels.operands import Rotary
 
 Float32 = npt.NDArray[np.float32]
@@ -73,6 +73,36 @@ class DraftChains:
     round_caches: bool
     workers: Workers
     layers: BoundLayers
+
+    def draft_rows(
+        self,
+        golden: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        low: torch.Tensor,
+        embedding: torch.Tensor,
+        shape: BlockShape,
+        ring: int,
+    ) -> DraftRows:
+        """See ``Ops``."""
+        first, size, count = positions.numpy()[:, None], shape.size, len(golden)
+        ids = np.full((count, size), shape.noise_token_id)
+        ids[:, 0] = golden.numpy()
+        seen = first + np.arange(-shape.window, 0)
+        visible = seen >= low.numpy()[:, None]
+        records = np.where(visible, slots.numpy()[:, None] * ring + seen % ring, -1)
+        places = np.where(visible, np.arange(seen.size).reshape(seen.shape), -1)
+        pre = np.zeros((count * size, shape.num_streams), np.float32)
+        pre[:, 0] = 1.0
+        parts = (
+            np.repeat(embedding.numpy()[ids.reshape(-1), None], shape.num_streams, axis=1),
+            pre,
+            (first + np.arange(size)).reshape(-1),
+            records.reshape(-1),
+            np.repeat(places, size, axis=0),
+            np.repeat(np.arange(count * size).reshape(count, size), size, axis=0),
+        )
+        return DraftRows(*(torch.from_numpy(part) for part in parts))
 
     def window_layers(
         self,

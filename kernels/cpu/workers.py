@@ -55,4 +55,5 @@ class Workers:
         helpers = [self._pool.submit(drain) for _ in range(min(parts, self.num_threads) - 1)]
         drain()
         for helper in helpers:
-            helper.result()
+            if not helper.cancel():  # one that never started has nothing left to do
+                helper.result()

@@ -12,7 +12,7 @@ from deepinfer.engine.cache.record_pool import RecordFormat, RecordPool
 from deepinfer.kernels import draft_chains
 from deepinfer.kernels.cpu.backend import CpuOps
 from deepinfer.kernels.dispatch import select_ops
-from deepinfer.kernels.draft_operands import DraftHead, WindowLayer
+from deepinfer.kernels.draft_operands import BlockShape, DraftHead, WindowLayer
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteWeights
 
@@ -138,6 +138,21 @@ def test_a_layer_that_reads_the_next_block_is_found(draw: Draw) -> None:
     *given, own = case(ops, draw, 3)
     moved = (own + BLOCK) % (3 * BLOCK)  # type: ignore[operator]
     assert bits(ops.window_layers(*given, moved)[0]) != bits(ops.window_layers(*given, own)[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_blocks", [1, 4])
+def test_rows_of_blocks_are_their_ops(num_blocks: int, draw: Draw) -> None:
+    """A block at the beginning of its text, one behind kept rows, and ones whose rings have gone round."""
+    ops, shape = cpu_ops(), BlockShape(size=BLOCK, window=WINDOW, noise_token_id=3, num_streams=STREAMS)
+    golden, positions = torch.tensor([5, 69, 0, 7])[:num_blocks], torch.tensor([4, 40, 200, 77])[:num_blocks]
+    slots, low = torch.tensor([2, 0, 1, 5])[:num_blocks], torch.tensor([0, 36, 0, 77])[:num_blocks]
+    given = (golden, positions, slots, low, draw(70, D), shape, WINDOW + 6)
+    one, other = ops.draft_rows(*given), draft_chains.draft_rows(ops, *given)
+    for mine, theirs in zip(astuple(one), astuple(other), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mine.shape == theirs.shape
+        assert bits(mine) == bits(theirs)
+    assert (one.records == -1).sum() == WINDOW - 4 + (num_blocks == 4) * (WINDOW - 4 + WINDOW)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
