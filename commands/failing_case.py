@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,8 +166,18 @@ def trace(
         **fingerprint(),
     }
     write_trace(out, digests, about)
-    summary = {"digests": len(digests.digests), "tensors": len(digests.ranks), "file": str(out)}
-    text = f"{summary['digests']:,} digests of {summary['tensors']} tensors in {out}"
+    drafted = [asdict(row) for row in digests.drafted]
+    summary = {
+        "digests": len(digests.digests),
+        "tensors": len(digests.ranks),
+        "file": str(out),
+        "drafted_rows": drafted,
+    }
+    text = f"{len(digests.digests):,} digests of {len(digests.ranks)} tensors in {out}"
+    if drafted:
+        wrong = [str(row["position"]) for row in drafted if not row["is_accepted"]]
+        text += f"\n{len(drafted)} drafted rows were verified, {len(drafted) - len(wrong)} stand"
+        text += f"; computed again: positions {', '.join(wrong)}" if wrong else ""
     click.echo(json.dumps({**summary, **about}, default=str) if as_json else text)
     return EXIT_SAME
 

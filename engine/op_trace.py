@@ -48,6 +48,32 @@ class Label:
     tensor: str
 
 
+@dataclass(frozen=True)
+class DraftedRow:
+    """A row that was computed from a draft.
+
+    Attributes:
+        step: which step of the sequence.
+        position: of the row.
+        token_id: the draft.
+        is_accepted: whether the draft was right; if not, the position is computed again in a later step.
+    """
+
+    step: int
+    position: int
+    token_id: int
+    is_accepted: bool
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Rows of the sequence in one step, the last of them drafted."""
+
+    start: int
+    end: int
+    drafts: tuple[int, ...]
+
+
 class Tracer:
     """Collects the digests of one sequence.
 
@@ -55,7 +81,7 @@ class Tracer:
         labels: a number for every label.
         ranks: where a label stands within its layer; of all steps the one in which most came before it, since
             a step may leave out what it has no rows for.
-        digests: (label number, position) -> digests, in the order they were computed.
+        digests: (label number, position) -> step and digest, in the order they were computed.
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -63,7 +89,8 @@ class Tracer:
         self.prompt = np.array(prompt, np.int64)
         self.labels: dict[Label, int] = {}
         self.ranks: dict[Label, int] = {}
-        self.digests: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.digests: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._passes: list[_Pass] = []
         self.layer = 0
         self._halves: list[tuple[int, Int64, Int64]] = []
         self._is_alone = False
@@ -79,6 +106,9 @@ class Tracer:
         self._calls.clear()
         self._rank, self.layer, self._decoder_start = 0, 0, decoder_start
         mine = [i for i, chunk in enumerate(step.plan.chunks) if self._is_target(chunk)][:1]
+        for chunk in (step.plan.chunks[i] for i in mine):
+            drafts = chunk.token_ids[chunk.end - chunk.num_drafts : chunk.end].tolist()
+            self._passes.append(_Pass(chunk.start, chunk.end, tuple(drafts)))
         self._is_alone = len(step.plan.chunks) == 1
         plan = step.plan
         self._halves = [self._half(rows, mine) for rows in (plan.decoder, plan.encoder)]
@@ -131,9 +161,28 @@ class Tracer:
             label = self.labels.setdefault(key, len(self.labels))
             self.ranks[key] = max(self.ranks.get(key, 0), rank)
             for position, digest in zip(positions.tolist(), row_digests(value, index), strict=True):
-                self.digests[label, position].append(digest)
+                self.digests[label, position].append((len(self._passes), digest))
                 if name == "out" and _is_wide(value):
                     self._known[digest] = position
+
+    def drafted(self, token_ids: Sequence[int] = ()) -> list[DraftedRow]:
+        """Every drafted row of the sequence, whose known ids came to be ``token_ids``.
+
+        A step goes on behind what was accepted in the one before; behind the last one, ids tell.
+        """
+        found = []
+        for number, step in enumerate(self._passes, 1):
+            first = step.end - len(step.drafts)
+            known = tuple(token_ids[first : step.end])
+            wrong = [mine != theirs for mine, theirs in zip(step.drafts, known, strict=False)]
+            goes_on = first + (wrong.index(True) if True in wrong else len(wrong))
+            if number < len(self._passes) and self._passes[number].start >= first:
+                goes_on = self._passes[number].start
+            found += [
+                DraftedRow(number, position, token_id, position < goes_on)
+                for position, token_id in enumerate(step.drafts, first)
+            ]
+        return found
 
     def _rows(self, value: torch.Tensor) -> tuple[int, Int64, Int64] | None:
         """Number of rows, and which of them belong to the sequence at which positions."""

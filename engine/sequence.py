@@ -140,4 +140,5 @@ class Sequence:
             prompt_length=self.prompt_length,
             slot=self.slot,
             blocks=np.array(self.blocks, np.int64),
+            num_drafts=num_drafts,
         )

@@ -33,6 +33,7 @@ class Chunk:
         prompt_length: N of the prefill mode.
         slot: the sequence's state slot.
         blocks: int64 [>= ceil(end / 128)], its block table.
+        num_drafts: how many of the last positions hold drafts; planning treats them as any other.
     """
 
     token_ids: Int64
@@ -41,6 +42,7 @@ class Chunk:
     prompt_length: int
     slot: int
     blocks: Int64
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

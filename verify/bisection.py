@@ -9,7 +9,7 @@ from typing import Any
 from deepinfer.engine.errors import ConfigError
 from deepinfer.engine.op_trace import Tracer
 from deepinfer.engine.traced_model import traced
-from deepinfer.verify.case import Answer, Case, Need, Place, Trial
+from deepinfer.verify.case import Answer, Ask, Case, Need, Place, Trial
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.engine_subject import EngineSubject
 from deepinfer.verify.explain import Explanation, explain
@@ -138,7 +138,8 @@ def traced_run(context: CheckContext, trial: Trial, *, open_chains: bool = True)
         raise ConfigError("only the engine of this package can be traced op by op")
     tracer = Tracer(trial.tokens)
     given = answer(subject.wrapped(traced(tracer, open_chains=open_chains)), trial)
-    return given, trace_of(tracer)
+    generated = given.token_ids.tolist() if trial.ask is Ask.GENERATE and given.failure is None else []
+    return given, trace_of(tracer, [*trial.tokens, *generated])
 
 
 def find_case(context: CheckContext, case_id: str) -> Case:

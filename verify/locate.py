@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deepinfer.engine.op_trace import Label, Tracer
+from deepinfer.engine.op_trace import DraftedRow, Label, Tracer
 
 Digests = dict[tuple[Label, int], tuple[int, ...]]
 
@@ -18,11 +18,13 @@ class Trace:
     Attributes:
         ranks: every label with its place in the order of execution within its layer.
         digests: (label, position) -> the distinct digests seen there, sorted; more than one means that the
-            same thing was computed twice with different bits.
+            same thing was computed twice with different bits. Rows of drafts that were wrong are left out.
+        drafted: the rows that were computed from drafts.
     """
 
     ranks: Mapping[Label, int]
     digests: Digests
+    drafted: tuple[DraftedRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +69,16 @@ class Location:
         return asdict(self)
 
 
-def trace_of(tracer: Tracer) -> Trace:
-    """What a tracer recorded."""
-    labels = tuple(tracer.labels)
+def trace_of(tracer: Tracer, token_ids: Sequence[int] = ()) -> Trace:
+    """What a tracer recorded of the sequence that came to be ``token_ids``."""
+    labels, drafted = tuple(tracer.labels), tracer.drafted(token_ids)
+    wrong = {(row.step, row.position) for row in drafted if not row.is_accepted}
     digests = {
-        (labels[number], position): tuple(sorted(set(found)))
+        (labels[number], position): tuple(sorted(stands))
         for (number, position), found in tracer.digests.items()
+        if (stands := {digest for step, digest in found if (step, position) not in wrong})
     }
-    return Trace(ranks=dict(tracer.ranks), digests=digests)
+    return Trace(ranks=dict(tracer.ranks), digests=digests, drafted=tuple(drafted))
 
 
 def first_difference(left: Trace, right: Trace) -> Location | None:

@@ -11,7 +11,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from deepinfer.engine.errors import InputError
-from deepinfer.engine.op_trace import Label
+from deepinfer.engine.op_trace import DraftedRow, Label
 from deepinfer.verify.locate import Digests, Trace
 
 FORMAT = "deepinfer trace 1"
@@ -33,6 +33,7 @@ def write_trace(path: Path, trace: Trace, about: dict[str, Any]) -> None:
         "format": FORMAT,
         "about": about,
         "labels": [[*astuple(label), rank] for label, rank in trace.ranks.items()],
+        "drafted": [astuple(row) for row in trace.drafted],
     }
     with path.open("wb") as file:
         np.savez_compressed(
@@ -57,6 +58,7 @@ def read_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
             raise InputError(f"{path}: format {header['format']!r}, this version reads {FORMAT!r}")
         labels = [Label(*fields) for *fields, _ in header["labels"]]
         ranks = {label: int(fields[-1]) for label, fields in zip(labels, header["labels"], strict=True)}
+        drafted = tuple(DraftedRow(*fields) for fields in header.get("drafted", []))
         found: dict[tuple[Label, int], list[int]] = {}
         for number, position, digest in rows.tolist():
             found.setdefault((labels[number], position), []).append(digest)
@@ -64,4 +66,4 @@ def read_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
         reason = f"{type(error).__name__} {error}"
         raise InputError(f"{path}: no trace of deepinfer ({reason}); write one with trace --out") from None
     digests: Digests = {key: tuple(sorted(values)) for key, values in found.items()}
-    return Trace(ranks=ranks, digests=digests), dict(header["about"])
+    return Trace(ranks=ranks, digests=digests, drafted=drafted), dict(header["about"])

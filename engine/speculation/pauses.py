@@ -50,7 +50,8 @@ class _Case:
     def loses(self, plain_s: float) -> bool:
         """Whether plain steps of ``plain_s`` would have been faster, however unlucky the drafts were."""
         luck = _LUCK * pstdev(self.tokens) / sqrt(len(self.tokens))
-        cut = len(self.seconds) // 4  # a step that had to wait for the machine says nothing
+        # a step that had to be recorded, or waited for the machine, says nothing
+        cut = len(self.seconds) // 3
         seconds = fmean(sorted(self.seconds)[cut : len(self.seconds) - cut])
         return (fmean(self.tokens) + luck) * plain_s < _ENOUGH * seconds
 

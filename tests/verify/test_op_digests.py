@@ -13,7 +13,11 @@ from deepinfer.engine.api import EngineConfig, GenerateRequest, PrefillMode, Sam
 from deepinfer.engine.errors import InputError
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.op_trace import Label, Tracer, row_digests
+from deepinfer.engine.speculation.drafter import KnownContinuation
+from deepinfer.engine.speculation.options import Speculation
 from deepinfer.engine.traced_model import traced
+from deepinfer.kernels.cpu.backend import CpuOps
+from deepinfer.kernels.operands import LowRank, Rotary
 from deepinfer.verify.locate import Trace, first_difference, trace_of
 from deepinfer.verify.trace_file import read_trace, write_trace
 
@@ -63,6 +67,54 @@ def test_decoding_lines_up_with_prefill(llm: LLM) -> None:
     shared = decoded.digests.keys() & prefilled.digests.keys()
     assert {position for _, position in shared} == set(range(25))
     assert first_difference(decoded, prefilled) is None
+
+
+def generated(
+    llm: LLM, prompt: list[int], policy: str = "off", text: list[int] | None = None, **tracing: bool
+) -> tuple[Trace, list[int]]:
+    """Digests of an answer of twelve tokens, and the answer; ``text`` is what drafts are taken from."""
+    tracer = Tracer(prompt)
+    config = replace(llm.config, speculation=Speculation.from_text(policy))
+    engine = llm.with_config(config).with_model(traced(tracer, **tracing))
+    engine._drafter = KnownContinuation({("g", 0): text or []}, 5)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    [answer] = engine.generate([GenerateRequest(request_id="g", token_ids=prompt, params=params)])
+    assert isinstance(answer, tuple)
+    said = list(answer[0].token_ids)
+    return trace_of(tracer, prompt + said), said
+
+
+def test_drafted_rows_are_told_from_rows_computed_again(llm: LLM) -> None:
+    """A text that is right but for its fourth token: what was drafted from it is rejected and left out."""
+    plain, text = generated(llm, ids(30))
+    wrong = [*text[:3], (text[3] + 1) % 500, *text[4:]]
+    found, said = generated(llm, ids(30), "fixed:3", wrong)
+    assert said == text
+    # token 0 is at position 30; the drafts behind it are 31 to 33, and the next known token is the right 33
+    rows = [(row.position, row.is_accepted) for row in found.drafted]
+    assert rows[:6] == [(31, True), (32, True), (33, False), (34, True), (35, True), (36, True)]
+    assert [row.token_id for row in found.drafted[:3]] == wrong[1:4]
+    assert plain.drafted == ()
+    shared = plain.digests.keys() & found.digests.keys()
+    assert {position for _, position in shared} == set(range(30 + 11))
+    assert len(shared) > 0.9 * len(plain.digests)
+    assert all(len(digests) == 1 for digests in found.digests.values())
+    assert first_difference(plain, found) is None
+
+
+def test_a_fault_of_verified_rows_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that come three at a time are rotated by the position before theirs."""
+    plain, text = generated(llm, ids(30), open_chains=False)
+    honest = CpuOps.low_rank_query
+
+    def late(ops: CpuOps, x: torch.Tensor, weights: LowRank, heads: int, rotary: Rotary) -> object:
+        early = rotary.positions - int(len(rotary.positions) == 3)
+        return honest(ops, x, weights, heads, replace(rotary, positions=early))
+
+    monkeypatch.setattr(CpuOps, "low_rank_query", late)
+    found = first_difference(plain, generated(llm, ids(30), "fixed:2", text, open_chains=False)[0])
+    assert found is not None
+    assert (found.layer, found.op, found.position) == (0, "low_rank_query", 30)
 
 
 def test_another_token_shows_where_it_stands(llm: LLM) -> None:
