@@ -21,6 +21,7 @@ FAST = (
     "entries-of-the-wrong-neighbour",
     "kept-rows-by-chunk",
     "draw-keyed-by-row",
+    "half-of-a-rejected-row",
     "infinite-logit",
 )
 
@@ -33,8 +34,8 @@ def test_faults_of_every_kind_are_found_and_named() -> None:
     records = self_test(faults=[named(name) for name in FAST], shrinking=False)
     assert [record.fault for record in records if not record.as_expected] == []
     assert all(record.detected for record in records)
-    assert sum(bool(record.expected) for record in records) == 4
-    assert "6 of 6 faults found, 4 named by bisect" in render(records)
+    assert sum(bool(record.expected) for record in records) == 5
+    assert "7 of 7 faults found, 5 named by bisect" in render(records)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Faults of speculation and asynchrony: rejected rows that stay, wrong acceptance, a worker that rounds anew.
 
-A run with drafts computes some positions more than once, so no two runs can be bisected row by row: the check
-names the first token that differs.
+A run with drafts computes some positions more than once; traces leave out the rows of drafts that were wrong,
+so that bisect can compare the rest with plain decoding row by row.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from deepinfer.verify.faults.edit import Edit
 from deepinfer.verify.faults.fault import Fault
 
 
-def _fault(name: str, about: str, place: str, old: str, new: str, check: str) -> Fault:
+def _fault(
+    name: str, about: str, place: str, old: str, new: str, check: str, op: str = "", tensor: str = ""
+) -> Fault:
     module, _, function = place.partition(":")
-    return Fault(
-        name=name, about=about, edits=(Edit(module=module, function=function, old=old, new=new),), check=check
-    )
+    edit = Edit(module=module, function=function, old=old, new=new)
+    return Fault(name=name, about=about, edits=(edit,), check=check, ops=(op,) if op else (), tensor=tensor)
 
 
 STEP_FAULTS = (
@@ -25,6 +26,8 @@ STEP_FAULTS = (
         "config.sliding_window + config.dspark_block_size + 1",
         "config.sliding_window",
         "speculation",
+        "sparse_attention",
+        "in window",
     ),
     _fault(
         "half-of-a-rejected-row",
@@ -33,6 +36,8 @@ STEP_FAULTS = (
         "rows.positions >= rows.last - max_drafts",
         "rows.positions >= rows.last",
         "speculation",
+        "pool_pairs",
+        "in ",
     ),
     _fault(
         "accepts-one-draft-too-many",
@@ -49,6 +54,8 @@ STEP_FAULTS = (
         "sequence.num_tokens + j for",
         "sequence.num_tokens for",
         "speculation",
+        "sample",
+        "in words",
     ),
     _fault(
         "worker-rounds-upwards",
@@ -57,5 +64,7 @@ STEP_FAULTS = (
         "self._pool.submit(work)",
         "self._pool.submit(lambda: (__import__('ctypes').CDLL('libm.so.6').fesetround(0x800), work())[1])",
         "asynchrony",
+        "hc_mix",
+        "out",
     ),
 )
