@@ -54,7 +54,7 @@ def test_one_different_and_all_that_is_said_about_it(tmp_path: Path) -> None:
     assert result.exit_code == 1
     record = json.loads(result.stdout)
     explanation = record["checks"][0]["failure"]["explanation"]
-    assert explanation["repro"] == "deepinfer bisect batch/2-first --quick"
+    assert explanation["repro"] == "deepinfer bisect batch/5-first --quick"
     assert 'failures="1"' in files["junit"].read_text(encoding="utf-8")
     assert "**different**" in files["md"].read_text(encoding="utf-8")
     page = files["html"].read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_one_different_and_all_that_is_said_about_it(tmp_path: Path) -> None:
     mended = deepinfer("replay", str(files["pack"]))
     assert mended.exit_code == 0
     assert "no difference here; the right side gives other bytes than when packed" in mended.stdout
-    assert deepinfer("bisect", "batch/2-first", "--quick", "--no-shrink").exit_code == 0
+    assert deepinfer("bisect", "batch/5-first", "--quick", "--no-shrink").exit_code == 0
 
 
 @pytest.mark.parametrize(
