@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from gpu_engine_bits import check_logits, check_recorded, check_scores, check_trace, make  # noqa: E402
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
-from gpu_turns import gaps, host_profile, same_bytes, speculation_speed  # noqa: E402
+from gpu_turns import gaps, host_profile, same_bytes, scoring_kernels, speculation_speed  # noqa: E402
 
 from deepinfer.engine.api import Device, EngineConfig, Profile  # noqa: E402
 
@@ -118,6 +118,9 @@ STAGES: dict[str, Stage] = {
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
     "memory": lambda options, seconds: long_document(_strict(options)),
     "speed": _speeds,
+    "scoring": lambda options, seconds: scoring_kernels(
+        {"fast": _fast(options), "library": replace(_fast(options), backend="library")}
+    ),
     "baselines": lambda options, seconds: lock_fast(_fast(options), options.out),
     "traffic": lambda options, seconds: random_traffic(_strict(options), min(seconds / 4, options.traffic)),
     "traffic-fast": lambda options, seconds: random_traffic(

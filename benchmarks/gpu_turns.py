@@ -180,6 +180,29 @@ def gaps(config: EngineConfig, batch: int = 64, steps: int = 40) -> dict[str, An
     return {"verdict": "measured", "seen": "; ".join(seen), "page": page}
 
 
+def scoring_kernels(configs: dict[str, EngineConfig]) -> dict[str, Any]:
+    """Which kernels a pass of scoring spends the device on."""
+    from gpu_engine_speed import scoring_speed
+    from torch.profiler import ProfilerActivity, profile
+
+    page, seen = [], []
+    for name, config in configs.items():
+        llm = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))
+        scoring_speed(llm, 1)
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            speed = scoring_speed(llm, 1)
+        events = sorted(trace.key_averages(), key=lambda e: -e.self_device_time_total)
+        busy = sum(event.self_device_time_total for event in events) / 2e3
+        seen.append(f"{name} {speed:.0f} tokens a second, the device works {busy:.0f} ms a pass")
+        page += [f"| {name}, kernel | calls | ms a pass |", "|---|---|---|"]
+        page += [
+            f"| {e.key[:60]} | {e.count / 2:.0f} | {e.self_device_time_total / 2e3:.2f} |"
+            for e in events[:14]
+        ]
+        page.append("")
+    return {"verdict": "measured", "seen": "; ".join(seen), "page": page}
+
+
 def host_profile(config: EngineConfig, batch: int = 64) -> dict[str, Any]:
     """Where the host spends a decode step: cProfile over some steps, by own time."""
     llm = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))

@@ -14,6 +14,7 @@ import torch
 from deepinfer.engine.batch import Bucket, Step
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.capturing import captured
 from deepinfer.engine.model.engram import Memory
 from deepinfer.engine.model.transformer import Hidden, Transformer
 from deepinfer.engine.step_padding import bucket_of, filled_rows, padded
@@ -47,19 +48,6 @@ def run_again(work: Work) -> Work:
     return work
 
 
-def cuda_capture(work: Work) -> Work:
-    """Record ``work`` as a CUDA graph; it must have run before, so that nothing is left to compile."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        hidden = work()
-
-    def play() -> Hidden:
-        graph.replay()
-        return hidden
-
-    return play
-
-
 class StepGraphs:
     """Runs the layers of steps on one set of caches, small ones from a recording."""
 
@@ -69,7 +57,7 @@ class StepGraphs:
         """Nothing is recorded yet; rotary tables get their final size, as a recording keeps their place."""
         self.model, self.caches = model, caches
         on_cpu = model.ops.device.type == "cpu"
-        self._capture = capture or (run_again if on_cpu else cuda_capture)
+        self._capture = capture or (run_again if on_cpu else captured)
         model.reserve(max_positions)
         self._tables = model.rope_tables()
         self._recordings: dict[Bucket, _Recording] = {}

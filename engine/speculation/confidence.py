@@ -74,7 +74,15 @@ class ConfidenceDrafts:
         totals = np.array(draft_totals(count, min(count * self._most, MAX_ROWS - held)))
         tokens = self._expected(confidences, caps)[totals]
         seconds = self._verifying.curve(held, int(totals[-1]) + 1)[totals]
-        best = int(totals[np.argmax(tokens / np.maximum(seconds, 1e-9))])
+        # what was never met is tried step by step, as long as it pays: each size has to be recorded first
+        is_known = np.array([self._verifying.is_known(held + total) for total in totals.tolist()])
+        if not is_known[0]:
+            return Unseen(0)
+        worth = np.where(is_known, tokens / np.maximum(seconds, 1e-9), 0.0)
+        best = int(np.argmax(worth))
+        if best + 1 < len(totals) and not is_known[best + 1]:
+            best += 1
+        best = int(totals[best])
         return Unseen(self._most, best) if best else Unseen(0)
 
     def _expected(self, confidences: Float32Array, caps: np.ndarray) -> np.ndarray:

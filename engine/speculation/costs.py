@@ -56,5 +56,10 @@ class StepCosts:
         found: Float64Array = highest[places]
         return found
 
+    def is_known(self, num_rows: int) -> bool:
+        """Whether steps of about so many rows were met lately, and often enough."""
+        size = size_class(num_rows)
+        return size in self._timings and self._is_known(size)
+
     def _is_known(self, size: int) -> bool:
         return len(self._timings[size]) >= _ENOUGH and self._clock - self._last[size] < _MEMORY

@@ -25,7 +25,7 @@ _ENOUGH = 0.99
 """Share of the speed of plain decoding below which drafting loses."""
 TRIAL = 5
 """Plain steps that show what plain decoding takes."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 256, 8192
+_FIRST_PAUSE, _LONGEST_PAUSE = 512, 8192
 
 
 class Drafting(Enum):

@@ -22,6 +22,7 @@ from deepinfer.engine.sampler import NUM_WORDS
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.step_records import StepLayout
+from deepinfer.engine.turns.constants import TurnConstants
 from deepinfer.engine.turns.outcome import Found
 from deepinfer.engine.turns.rows import TurnRows, turn_rows, turn_step
 from deepinfer.engine.turns.state import TurnState
@@ -38,11 +39,12 @@ class DeviceTurn:
     rule: PrefillRule
     engrams: DeviceEngrams
     state: TurnState
+    constants: TurnConstants
     drafter: Drafter | None
 
     def run(self, table: torch.Tensor, shape: TurnShape) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a turn; its outcome packed (``Found.packed``), and its logits float32 [T, V]."""
-        rows = turn_rows(table, self.state, shape, self.model.ops)
+        rows = turn_rows(table, self.state, shape, self.constants, self.model.ops)
         has_low = self.rule.mode is not PrefillMode.OFF
         step = turn_step(rows, shape, self.layout, self.rule.window, has_low)
         view = StepView(self.caches, step, self.model.ops)
@@ -62,9 +64,9 @@ class DeviceTurn:
             is_real = rows.count > 0
             anchors = Anchors(
                 golden,
-                torch.where(is_real, start, 0),
+                torch.where(is_real, start, self.constants.zero),
                 rows.table[:, SLOT].clamp(min=0),
-                torch.where(is_real, rows.table[:, CONTEXT], 0),
+                torch.where(is_real, rows.table[:, CONTEXT], self.constants.zero),
             )
             ahead = drafter.block(anchors, self.caches)
         drafts, confidences = golden[:, None][:, :0], processed[:, None][:0, :0]
@@ -107,7 +109,7 @@ class DeviceTurn:
         before = shape.history - 1
         line = rows.line
         if before:
-            places = accepted[:, None] + torch.arange(1, before + 1, device=line.device)
+            places = accepted[:, None] + self.constants.rows[1 : before + 1]
             line = line.gather(1, places)
         else:
             line = line[:, :0]
@@ -120,8 +122,7 @@ def _accepted(rows: TurnRows, ids: torch.Tensor, shape: TurnShape) -> tuple[torc
     """Leading drafts that are what was drawn in their place, and the token behind them: int64 [R] each."""
     if shape.width == 1:
         return torch.zeros_like(ids), ids
-    device = ids.device
-    number = torch.arange(shape.width, device=device)
+    number = rows.constants.rows[: shape.width]
     drawn = ids[(rows.first[:, None] + number).clamp(max=shape.num_rows - 1)]
     fed = rows.line[:, shape.history :]
     is_right = (drawn[:, :-1] == fed) & (number[1:] < rows.count[:, None])

@@ -136,7 +136,7 @@ class HostTable:
             entries=tuple(
                 (
                     ratio,
-                    _power(int((ends // ratio).sum()), _FEWEST_ENTRIES),
+                    _power(int((ends // ratio).sum()), _FEWEST_ENTRIES * bucket),
                     _power(int(ends.max()) // ratio, _FEWEST_ENTRIES),
                 )
                 for ratio in self._layout.ratios

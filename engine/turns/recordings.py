@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from deepinfer.engine.capturing import captured
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.transfer import fetching
 from deepinfer.engine.turns.device_turn import DeviceTurn
@@ -60,16 +61,8 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Work) -> Work:
-        """Record ``work``; it must have run before, so that nothing is left to compile."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = work()
-
-        def play() -> Result:
-            graph.replay()
-            return result
-
-        return play
+        """See ``captured``."""
+        return captured(work, self._pool)
 
 
 class TurnRecordings:

@@ -17,6 +17,7 @@ import torch
 from deepinfer.engine.batch import Groups, Rows, Step
 from deepinfer.engine.step_plan import BLOCK_TOKENS, PlannedRows, StepPlan
 from deepinfer.engine.step_records import StepLayout, half_depth
+from deepinfer.engine.turns.constants import TurnConstants
 from deepinfer.engine.turns.state import TurnState
 from deepinfer.engine.turns.table import DRAFTS, FROM_DEVICE, LIMIT, LOW, SLOT, START, TurnShape
 from deepinfer.kernels.interface import Ops
@@ -59,6 +60,7 @@ class TurnRows:
         positions: int64 [T], 0 for padding.
         own: int64 [T, columns], the table row of each row's sequence.
         recent: int64 [T, n], its id, then those before it.
+        constants: numbers that never change.
     """
 
     table: torch.Tensor
@@ -73,11 +75,14 @@ class TurnRows:
     positions: torch.Tensor
     own: torch.Tensor
     recent: torch.Tensor
+    constants: TurnConstants
 
 
-def turn_rows(table: torch.Tensor, state: TurnState, shape: TurnShape, ops: Ops) -> TurnRows:
+def turn_rows(
+    table: torch.Tensor, state: TurnState, shape: TurnShape, constants: TurnConstants, ops: Ops
+) -> TurnRows:
     """Give every sequence its rows, one behind the other."""
-    device, before = table.device, shape.history - 1
+    before = shape.history - 1
     place = state.places(table[:, SLOT])
     is_left = table[:, START] == FROM_DEVICE
     start = torch.where(is_left, state.start[place], table[:, START])
@@ -88,17 +93,16 @@ def turn_rows(table: torch.Tensor, state: TurnState, shape: TurnShape, ops: Ops)
         total = shape.num_rows - shape.num_sequences
         drafts = ops.verify_budget(state.sure[place, : shape.width - 1], drafts.contiguous(), total)
     count = torch.minimum(drafts + 1, table[:, LIMIT] - start).clamp(min=0)
-    row = torch.arange(shape.num_rows, device=device)
+    row = constants.rows[: shape.num_rows]
     if shape.width == 1:
-        owner, step, first, is_row = row, torch.zeros_like(row), row, count > 0
+        owner, step, first, is_row = row, constants.zero.expand(row.shape), row, count > 0
     else:
         ends = torch.cumsum(count, 0)
         first = ends - count
         found = torch.searchsorted(ends, row, right=True)
         is_row = found < shape.num_sequences
         owner = found.clamp(max=shape.num_sequences - 1)
-        step = torch.where(is_row, row - first[owner], 0)
-    back = step[:, None] + torch.arange(before, -1, -1, device=device)
+        step = torch.where(is_row, row - first[owner], constants.zero)
     return TurnRows(
         table=table,
         place=place,
@@ -109,9 +113,10 @@ def turn_rows(table: torch.Tensor, state: TurnState, shape: TurnShape, ops: Ops)
         owner=owner,
         step=step,
         is_row=is_row,
-        positions=torch.where(is_row, start[owner] + step, 0),
+        positions=torch.where(is_row, start[owner] + step, constants.zero),
         own=table[owner],
-        recent=line[owner[:, None], back],
+        recent=line[owner[:, None], step[:, None] + constants.back],
+        constants=constants,
     )
 
 
@@ -137,12 +142,12 @@ def _rows(
     rows: TurnRows, shape: TurnShape, layout: StepLayout, window: int, low: torch.Tensor | None
 ) -> Rows:
     """A history of W - 1 places per sequence, then the rows; ``low`` [T] is the first visible position."""
-    device, ring = rows.owner.device, layout.ring
+    ring, none, zero = layout.ring, rows.constants.none, rows.constants.zero
     margin = window - 1
-    before = rows.start[:, None] + torch.arange(-margin, 0, device=device)
+    before = rows.start[:, None] + rows.constants.seen[:-1]
     exists = (before >= 0) & (rows.count > 0)[:, None]
     slot = rows.own[:, SLOT]
-    seen = rows.positions[:, None] + torch.arange(-margin, 1, device=device)
+    seen = rows.positions[:, None] + rows.constants.seen
     first = rows.start[rows.owner]
     in_history = (rows.owner * margin + margin - first)[:, None]
     in_step = (shape.num_sequences * margin - first + _row_of(rows))[:, None]
@@ -154,18 +159,18 @@ def _rows(
     return Rows(
         plan=_UNPLANNED,
         positions=rows.positions,
-        window=torch.where(visible, places, -1),
-        history_records=torch.where(exists, rows.table[:, SLOT, None] * ring + before % ring, -1).flatten(),
-        ring_records=torch.where(rows.is_row, slot * ring + rows.positions % ring, -1),
-        draft_ring_records=torch.where(rows.is_row, slot * draft_ring + rows.positions % draft_ring, -1)
+        window=torch.where(visible, places, none),
+        history_records=torch.where(exists, rows.table[:, SLOT, None] * ring + before % ring, none).flatten(),
+        ring_records=torch.where(rows.is_row, slot * ring + rows.positions % ring, none),
+        draft_ring_records=torch.where(rows.is_row, slot * draft_ring + rows.positions % draft_ring, none)
         if draft_ring
         else rows.owner[:0],
         base={ratio: bases[:, number].contiguous() for number, ratio in enumerate(ratios)},
         visible={
-            ratio: torch.where(rows.is_row, torch.div(rows.positions + 1, ratio, rounding_mode="floor"), 0)
+            ratio: torch.where(rows.is_row, torch.div(rows.positions + 1, ratio, rounding_mode="floor"), zero)
             for ratio in ratios
         },
-        boundary_windows=torch.empty(0, window, dtype=torch.int64, device=device),
+        boundary_windows=rows.constants.no_window,
     )
 
 
@@ -178,7 +183,8 @@ def _groups(
     rows: TurnRows, shape: TurnShape, layout: StepLayout, number: int, room: int, longest: int
 ) -> Groups:
     """Entries of all sequences, and one place per row for what it may complete."""
-    device, (ratio, _, _) = rows.owner.device, shape.entries[number]
+    ratio, none, zero = shape.entries[number][0], rows.constants.none, rows.constants.zero
+    device = rows.owner.device
     per_block = BLOCK_TOKENS // ratio
     bases = rows.table[:, shape.first_base + number].contiguous()
     entry = torch.arange(room, device=device)
@@ -187,12 +193,12 @@ def _groups(
     block = torch.div(mine, per_block, rounding_mode="floor")
     exists = mine < torch.div((rows.start + rows.count)[whose], ratio, rounding_mode="floor")
     column = shape.first_block + block.clamp(max=shape.num_blocks - 1)
-    records = torch.where(exists, rows.table[whose, column] * per_block + mine % per_block, -1)
+    records = torch.where(exists, rows.table[whose, column] * per_block + mine % per_block, none)
     completes = rows.is_row & ((rows.positions + 1) % ratio == 0)
     own_entry = torch.div(rows.positions, ratio, rounding_mode="floor")
     own_column = shape.first_block + torch.div(own_entry, per_block, rounding_mode="floor")
     written = rows.table[rows.owner, own_column] * per_block + own_entry % per_block
-    row = torch.arange(shape.num_rows, device=device)
+    row = rows.constants.rows[: shape.num_rows]
     pairs, waiting = torch.empty(shape.num_rows, 0, dtype=torch.int64, device=device), row[:0]
     if ratio == 2:
         depth = half_depth(layout.max_drafts)
@@ -201,12 +207,14 @@ def _groups(
         opening = torch.where(rows.step == 0, earlier, row - 1)
         pairs = torch.stack([opening, row], 1) * completes[:, None]
         is_half = rows.is_row & (rows.positions % 2 == 0)
-        waiting = torch.where(is_half, kept + torch.div(rows.positions, 2, rounding_mode="floor") % depth, -1)
+        waiting = torch.where(
+            is_half, kept + torch.div(rows.positions, 2, rounding_mode="floor") % depth, none
+        )
     return Groups(
         longest=longest,
         records=records,
-        starts=torch.where(completes, rows.positions + 1 - ratio, 0),
-        writes=torch.where(completes, written, -1),
+        starts=torch.where(completes, rows.positions + 1 - ratio, zero),
+        writes=torch.where(completes, written, none),
         pairs=pairs,
         waiting=waiting,
         halves=row if ratio == 2 else row[:0],

@@ -110,7 +110,7 @@ PLAN_FAULTS = (
         "padding-row-in-the-rings",
         "a row that fills a turn up overwrites a latent of slot 0",
         "engine.turns.rows:_rows",
-        "ring_records=torch.where(rows.is_row, slot * ring + rows.positions % ring, -1)",
+        "ring_records=torch.where(rows.is_row, slot * ring + rows.positions % ring, none)",
         "ring_records=torch.where(rows.is_row, slot * ring + rows.positions % ring, 3)",
         "graphs",
     ),
