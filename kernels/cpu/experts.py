@@ -26,8 +26,6 @@ Int64 = npt.NDArray[np.int64]
 Place = tuple[int, bool, int, int, int]
 """See ``PackedLinear.place``."""
 ROWS_PER_TASK = 16 * TILE_ROWS
-_FETCH_ROWS = 5
-"""Rows of a task whose products take as long as bringing its weights near, about; no effect on bits."""
 _ZERO = np.float32(0.0)
 
 
@@ -239,7 +237,7 @@ def run_moe(
         if high > num_common:
             routed.run(x, clamp, bf16, max(low - num_common, 0), high - num_common)
 
-    pairs = max(num_rows + len(routed.pair_rows), _FETCH_ROWS * num_tasks)
+    pairs = num_rows + len(routed.pair_rows)
     item_cost = pairs * experts.cost // max(num_tasks, 1)
     workers.run(num_tasks, 1, part, parts_per_thread=4, item_cost=item_cost)
     out = np.empty_like(x)
