@@ -100,7 +100,7 @@ class FakeSubject:
                     num_hit_tokens=max(shared, default=0) // 128 * 128,
                     num_preemptions=int(self.config.num_cache_blocks < len(requests) + 2),
                     num_accepted=int(self.config.speculation.is_on),
-                    num_ahead=int(self.config.asynchronous),
+                    num_ahead=int(bool(self.config.asynchronous)),
                 )
             )
         self.seen += [list(request.token_ids) for request in requests]
