@@ -25,13 +25,17 @@ import layers_attention  # noqa: E402
 import layers_common  # noqa: E402
 import layers_experts  # noqa: E402
 import layers_gemm  # noqa: E402
+import layers_hopper  # noqa: E402
 import layers_ops  # noqa: E402
+import layers_whole  # noqa: E402
 
 SECTIONS = {
     "ops": layers_ops,
     "experts": layers_experts,
+    "hopper": layers_hopper,
     "attention": layers_attention,
     "gemm": layers_gemm,
+    "whole": layers_whole,
 }
 
 

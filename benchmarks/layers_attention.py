@@ -27,11 +27,11 @@ WARPS = (16,)
 class Caches:
     """Packed caches of a number of sequences; ``fill`` draws bytes that decode to reasonable numbers."""
 
-    def __init__(self, sequences: int, context: int, place: str, fill: bool) -> None:
+    def __init__(self, sequences: int, context: int, place: str, fill: bool, ring: int = RING) -> None:
         """Allocate pools and tables."""
         self.sequences, self.context, self.place = sequences, context, place
         pages = sequences * context // PAGE
-        window = self._bytes(sequences, RING * (WIDTH + WIDTH // 32), fill).view(sequences, RING, -1)
+        window = self._bytes(sequences, ring * (WIDTH + WIDTH // 32), fill).view(sequences, ring, -1)
         main = self._bytes(pages, PAGE * (WIDTH // 2 + WIDTH // 16), fill).view(pages, PAGE, -1)
         index = self._bytes(pages, PAGE * (INDEX_WIDTH // 2 + INDEX_WIDTH // 32), fill)
         cut = PAGE * INDEX_WIDTH // 2

@@ -10,6 +10,7 @@ import fast_references as reference
 import torch
 from layers_common import DEVICE, Report, against, timed
 
+from deepinfer.kernels.gpu import hopper_experts
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, inner_products, outer_products
 from deepinfer.kernels.gpu.expert_groups import plan_tiles
 from deepinfer.kernels.gpu.fast_experts import RoutedExperts, routed
@@ -29,6 +30,9 @@ def _launch(tile: ExpertTile) -> None:
     tiles, shares = plan_tiles(ids, EXPERTS, tile.pairs), torch.empty(16, CHOSEN)
     h = inner_products(x, tiles, shares, fake(INNER, WIDTH), fake(INNER, WIDTH), 10.0, tile)
     combine(outer_products(h, tiles, fake(WIDTH, INNER), tile), None, CHOSEN)
+    if tile.pairs == hopper_experts.PAIRS:
+        h = hopper_experts.inner_products(x, tiles, shares, fake(INNER, WIDTH), fake(INNER, WIDTH), 10.0)
+        hopper_experts.outer_products(h, tiles, fake(WIDTH, INNER))
 
 
 def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -65,6 +69,37 @@ def _draw(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x = torch.randn(rows, WIDTH, device=DEVICE).to(torch.bfloat16)
     ids = torch.rand(rows, EXPERTS, device=DEVICE).topk(CHOSEN).indices.sort().values
     return x, ids, torch.rand(rows, CHOSEN, device=DEVICE)
+
+
+def _gluon(report: Report, layer: Layer) -> None:
+    """Kernels for Hopper chips against Triton's: bits on 8,192 rows, times of both products."""
+    x, ids, shares = _draw(8192)
+    tiles = plan_tiles(ids, EXPERTS, 128)
+    triton = ExpertTile(128, 128, 256, 2, 8)
+
+    def check() -> dict[str, int]:
+        inner = hopper_experts.inner_products(x, tiles, shares, layer.gate, layer.up, 10.0)
+        wanted = inner_products(x, tiles, shares, layer.gate, layer.up, 10.0, triton)
+        outer = hopper_experts.outer_products(wanted, tiles, layer.down)
+        small = plan_tiles(ids[:64], EXPERTS, 16)
+        few = inner_products(
+            x[:64], small, shares[:64], layer.gate, layer.up, 10.0, ExpertTile(64, 16, 256, 3, 4)
+        )
+        return {
+            "inner": int((inner != wanted).sum()),
+            "outer": int((outer != outer_products(wanted, tiles, layer.down, triton)).sum()),
+            "inner, few": int((few != inner[: 64 * CHOSEN]).sum()),
+        }
+
+    report.attempt("experts gluon, unequal to triton", check)
+    h = hopper_experts.inner_products(x, tiles, shares, layer.gate, layer.up, 10.0)
+    flop = 8192 * CHOSEN * 2 * WIDTH * INNER
+    for name, call, part in (
+        ("inner", lambda: hopper_experts.inner_products(x, tiles, shares, layer.gate, layer.up, 10.0), 2),
+        ("outer", lambda: hopper_experts.outer_products(h, tiles, layer.down), 1),
+        ("inner triton", lambda: inner_products(x, tiles, shares, layer.gate, layer.up, 10.0, triton), 2),
+    ):
+        report.attempt(f"experts gluon {name}", lambda c=call, p=part: against(timed([c], 2), 0.0, flop * p))
 
 
 def run(report: Report) -> None:
@@ -132,3 +167,4 @@ def run(report: Report) -> None:
             return against(timed(calls, 3 if len(x) > 1000 else 10), b, f) | {"unequal": unequal}
 
         report.attempt(f"experts op rows={num_rows}", op)
+    _gluon(report, layer)

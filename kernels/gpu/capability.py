@@ -53,3 +53,13 @@ def capability_of(major: int) -> Capability:
 def capability_at(place: torch.device) -> Capability:
     """Of the chip that tensors at ``place`` lie on; the interpreter, on a CPU, stands for SM90."""
     return capability_of(torch.cuda.get_device_capability(place)[0] if place.type == "cuda" else 9)
+
+
+def has_wgmma(place: torch.device) -> bool:
+    """Whether kernels written for Hopper's warp groups run there."""
+    return place.type == "cuda" and capability_at(place).matrix == "wgmma"
+
+
+def multiprocessors(place: torch.device) -> int:
+    """Of the chip; 132, as an H200 has, where there is none."""
+    return torch.cuda.get_device_properties(place).multi_processor_count if place.type == "cuda" else 132

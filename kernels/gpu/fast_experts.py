@@ -15,7 +15,8 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu import experts as strict
-from deepinfer.kernels.gpu.capability import capability_at
+from deepinfer.kernels.gpu import hopper_experts
+from deepinfer.kernels.gpu.capability import capability_at, has_wgmma
 from deepinfer.kernels.gpu.elementary import greater, lesser, rounded
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, fast_silu, inner_products, outer_products
 from deepinfer.kernels.gpu.expert_groups import Tiles, plan_tiles, plan_two_sizes
@@ -110,14 +111,21 @@ def routed(
     else:
         inner = _many(x.shape[1])
         plans = plan_two_sizes(ids, num_experts, inner[0].pairs, inner[1].pairs)
+    gluon = has_wgmma(x.device) and hopper_experts.fits(x.shape[1], experts.gate.num_outputs)
     h: torch.Tensor | None = None
     for tiles, tile in zip(plans, inner, strict=True):
-        h = inner_products(x, tiles, shares, experts.gate, experts.up, limit, tile, h)
+        if gluon and tile.pairs == hopper_experts.PAIRS:
+            h = hopper_experts.inner_products(x, tiles, shares, experts.gate, experts.up, limit, h)
+        else:
+            h = inner_products(x, tiles, shares, experts.gate, experts.up, limit, tile, h)
     assert h is not None
     outer = (_few(h.shape[1]),) if len(plans) == 1 else _many(h.shape[1])
     y: torch.Tensor | None = None
     for tiles, tile in zip(plans, outer, strict=True):
-        y = outer_products(h, tiles, experts.down, tile, y)
+        if gluon and tile.pairs == hopper_experts.PAIRS:
+            y = hopper_experts.outer_products(h, tiles, experts.down, y)
+        else:
+            y = outer_products(h, tiles, experts.down, tile, y)
     assert y is not None
     return y
 

@@ -214,7 +214,7 @@ def words_of(records: BoundRecords) -> torch.Tensor:
     return whole[: whole.numel() // 4 * 4].view(torch.int32)
 
 
-def _words_of_record(records: BoundRecords) -> int:
+def words_of_record(records: BoundRecords) -> int:
     """Words of a record in a pool of evenly spaced ones with the scales behind the codes.
 
     Raises:
@@ -266,8 +266,8 @@ def attend(
         counts = (window_slots.shape[1], main_slots.shape[1], num_heads)
         shapes = {
             "C": width,
-            "NEAR": _words_of_record(window),
-            "FAR": _words_of_record(main),
+            "NEAR": words_of_record(window),
+            "FAR": words_of_record(main),
             "NEAR_BLOCKS": near_blocks,
             "BH": heads,
             "BJ": SLOTS,

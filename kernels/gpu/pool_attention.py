@@ -231,9 +231,9 @@ def index_select(
             block_size,
             best=True,
         )
-        entries[part] = select_entries(scored, best, own, top, block_size)
         if num_blocks:
             blocks[part] = select16(best, own, num_blocks, block_size, newest=True)
+        entries[part] = select_entries(scored, best, own, top, block_size, blocks=blocks[part])
     return entries, blocks
 
 

@@ -13,6 +13,8 @@ Legend: T rows, L keys of a row.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton.language as tl
 
@@ -20,25 +22,30 @@ from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel
 
 _HELD = 16384
 _PLAIN, _COMPACT, _GATHERED = 0, 1, 2
+_CHUNK = 8
 
 
 @device
-def _entry_of(
-    blocks: Ptr,
-    row: Block,
-    place: Block,
-    inside: Block,
-    num_blocks: int,
-    SIZE: tl.constexpr,
-    MODE: tl.constexpr,
-) -> Block:
-    """The index that a place stands for, -1 for none: itself, or an entry of the row's blocks."""
-    if MODE == 0:
-        entry = tl.where(inside, place, -1)
-    else:
-        block = tl.load(blocks + row * num_blocks + place // SIZE, inside, other=-1)
-        entry = tl.where(block >= 0, block * SIZE + place % SIZE, -1)
-    return entry
+def _threshold(u: Block, top: int, N: tl.constexpr, TOP: tl.constexpr) -> Block:
+    """The largest value that ``top`` or more of ``u`` [N, SIZE] reach, or a smaller one that exactly ``top``
+    do.
+
+    Of as many groups of values as are wanted, each has its largest one: all of these reach the smallest of
+    them, which is where the search begins.
+    """
+    largest = tl.max(u, axis=1)
+    low = tl.max(largest, axis=0) * 0
+    if N > TOP:
+        low = tl.min(tl.max(tl.reshape(largest, (TOP, N // TOP), can_reorder=True), axis=1), axis=0)
+    elif N == TOP:
+        low = tl.min(largest, axis=0)
+    high = tl.max(largest, axis=0) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        reached = tl.sum(tl.sum((u >= middle).to(tl.int32), axis=1), axis=0)
+        low = tl.where(reached >= top, middle, low)
+        high = tl.where(reached > top, high, middle + (reached == top).to(tl.int32))
+    return low
 
 
 @kernel
@@ -46,37 +53,54 @@ def _held_kernel(
     keys: Ptr,
     counts: Ptr,
     blocks: Ptr,
+    table: Ptr,
     chosen: Ptr,
     length: int,
-    places: int,
     top: int,
     divisor: int,
     num_blocks: int,
+    width_of_table: int,
     SIZE: tl.constexpr,
     MODE: tl.constexpr,
+    WHOLE: tl.constexpr,
     NEWEST: tl.constexpr,
-    B: tl.constexpr,
+    GROUP: tl.constexpr,
+    N: tl.constexpr,
+    TOP: tl.constexpr,
 ) -> None:
-    """All places of a row at once. NEWEST: the last key of the row comes before all others."""
-    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, B)
+    """All places of a row at once, ``N`` blocks of ``SIZE``.
+
+    WHOLE: a row of keys is made of whole blocks. NEWEST: the last key of the row comes before all others.
+    GROUP: entries of a group of the pool, whose records are chosen then; 0 for entries.
+    """
+    row, i, e = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.arange(0, SIZE)[None, :]
     count = (tl.load(counts + row).to(tl.int32) + divisor - 1) // divisor
-    entry = _entry_of(blocks, row, place, place < places, num_blocks, SIZE, MODE)
-    seen = (entry >= 0) & (entry < count)
-    own = place if MODE == 1 else entry
-    u = tl.load(keys + row * length + own, seen, other=-32768).to(tl.int32) + 32768
+    block = tl.where(i < num_blocks, i, -1)
+    if MODE != 0:
+        block = tl.load(blocks + row * num_blocks + i, i < num_blocks, other=-1)
+    entry = block[:, None] * SIZE + e
+    there = tl.broadcast_to((block >= 0)[:, None], (N, SIZE))
+    seen = there & (entry < count)
+    own = i[:, None] * SIZE + e if MODE == 1 else entry
+    u = tl.load(keys + row * length + own, there if WHOLE else seen, other=-32768).to(tl.int32) + 32768
+    u = tl.where(seen, u, 0)
     if NEWEST:
         u = tl.where(seen & (entry == count - 1), 65536, u)
-    threshold = count * 0  # in the end the largest value that at least ``top`` keys reach
-    for i in tl.static_range(17):
-        candidate = threshold + (1 << (16 - i))
-        reached = tl.sum((u >= candidate).to(tl.int32), axis=0)
-        threshold = tl.where(reached >= top, candidate, threshold)
+    threshold = _threshold(u, top, N, TOP)
     above, equal = (u > threshold).to(tl.int32), ((u == threshold) & (u > 0)).to(tl.int32)
-    wanted = top - tl.sum(above, axis=0)
-    both = tl.cumsum((above << 16) | equal, axis=0)
+    both = (above << 16) | equal
+    own_sum = tl.sum(both, axis=1)
+    total = tl.sum(own_sum, axis=0)
+    wanted = top - (total >> 16)
+    both = tl.cumsum(both, axis=1) + (tl.cumsum(own_sum, axis=0) - own_sum)[:, None]
     rank = both & 0xFFFF
     keep = (above > 0) | ((equal > 0) & (rank <= wanted))
+    if GROUP:
+        group = tl.load(table + row * width_of_table + entry // GROUP, keep, other=0)
+        entry = group * GROUP + entry % GROUP
     tl.store(chosen + row * top + (both >> 16) + tl.minimum(rank, wanted) - 1, entry, keep)
+    rest, found = tl.arange(0, TOP), (total >> 16) + tl.minimum(total & 0xFFFF, wanted)
+    tl.store(chosen + row * top + rest, -1, (rest >= found) & (rest < top))
 
 
 @device
@@ -134,6 +158,14 @@ def _long_kernel(
         equals += tl.sum(is_equal, axis=0)
 
 
+@dataclass(frozen=True)
+class PoolGroups:
+    """Where records of a row's entries lie: ``table`` int32 [T, groups], ``size`` entries a group."""
+
+    table: torch.Tensor
+    size: int
+
+
 def _held(
     keys: torch.Tensor,
     counts: torch.Tensor,
@@ -144,30 +176,24 @@ def _held(
     mode: int,
     newest: bool,
     warps: int,
+    groups: PoolGroups | None = None,
 ) -> torch.Tensor:
     num_rows, length = keys.shape
-    places = length if blocks is None else blocks.shape[1] * block_size
-    chosen = torch.full((num_rows, top), -1, dtype=torch.int32, device=keys.device)
-    table = counts if blocks is None else blocks
+    num_blocks = ceil_div(length, block_size) if blocks is None else blocks.shape[1]
+    chosen = torch.empty((num_rows, top), dtype=torch.int32, device=keys.device)
     launch(
         _held_kernel,
         (num_rows,),
-        *(
-            keys,
-            counts,
-            table,
-            chosen,
-            length,
-            places,
-            top,
-            divisor,
-            0 if blocks is None else blocks.shape[1],
-        ),
+        *(keys, counts, counts if blocks is None else blocks, counts if groups is None else groups.table),
+        *(chosen, length, top, divisor, num_blocks, 0 if groups is None else groups.table.shape[1]),
         num_warps=warps,
         SIZE=block_size,
         MODE=mode,
+        WHOLE=length % block_size == 0,
         NEWEST=newest,
-        B=max(64, power_of_two(places)),
+        GROUP=0 if groups is None else groups.size,
+        N=power_of_two(num_blocks),
+        TOP=power_of_two(top),
     )
     return chosen
 
@@ -195,7 +221,7 @@ def select16(
     if length == 0:
         return torch.full((num_rows, top), -1, dtype=torch.int32, device=keys.device)
     if length <= held:
-        return _held(keys, counts, top, divisor, None, 1, _PLAIN, newest, warps)
+        return _held(keys, counts, top, divisor, None, _CHUNK, _PLAIN, newest, warps)
     chosen = torch.full((num_rows, top), -1, dtype=torch.int32, device=keys.device)
     constants = {"NEWEST": newest, "B": min(_HELD, power_of_two(length))}
     launch(
@@ -205,12 +231,20 @@ def select16(
 
 
 def select_within(
-    keys: torch.Tensor, counts: torch.Tensor, top: int, blocks: torch.Tensor, block_size: int, warps: int = 16
+    keys: torch.Tensor,
+    counts: torch.Tensor,
+    top: int,
+    blocks: torch.Tensor,
+    block_size: int,
+    warps: int = 16,
+    groups: PoolGroups | None = None,
 ) -> torch.Tensor:
     """The best entries of each row's ``blocks`` int32 [T, Nb]; ``keys`` int16 [T, Nb * block_size] are
     theirs.
+
+    With ``groups``, the records of these entries.
     """
-    return _held(keys, counts, top, 1, blocks, block_size, _COMPACT, False, warps)
+    return _held(keys, counts, top, 1, blocks, block_size, _COMPACT, False, warps, groups)
 
 
 def select_entries(
@@ -221,11 +255,21 @@ def select_entries(
     block_size: int,
     warps: int = 16,
     held: int = _HELD,
+    blocks: torch.Tensor | None = None,
+    groups: PoolGroups | None = None,
 ) -> torch.Tensor:
     """As ``select16``, through the largest keys of blocks ``best`` int16 [T, ceil(L / block_size)] if L is
     long.
+
+    ``blocks`` int32 [T, Nb] are more than ``top`` best blocks of each row, if somebody has chosen them. With
+    ``groups``, the records of the chosen entries.
     """
-    if keys.shape[1] <= held or ceil_div(keys.shape[1], block_size) <= top:
-        return select16(keys, counts, top, warps=warps, held=held)
-    blocks = select16(best, counts, top, block_size, warps=warps, held=held)
-    return _held(keys, counts, top, 1, blocks, block_size, _GATHERED, False, warps)
+    if keys.shape[1] > held and ceil_div(keys.shape[1], block_size) > top:
+        if blocks is None or blocks.shape[1] <= top or blocks.shape[1] * block_size > held:
+            blocks = select16(best, counts, top, block_size, warps=warps, held=held)
+        return _held(keys, counts, top, 1, blocks, block_size, _GATHERED, False, warps, groups)
+    if groups is not None and keys.shape[1] <= held:
+        return _held(keys, counts, top, 1, None, _CHUNK, _PLAIN, False, warps, groups)
+    if groups is not None:
+        raise ValueError("select_entries: records of long rows are chosen through their blocks")
+    return select16(keys, counts, top, warps=warps, held=held)

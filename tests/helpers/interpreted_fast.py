@@ -19,7 +19,12 @@ from deepinfer.kernels.gpu.index_scan import ABSENT, ScanTile, scan  # noqa: E40
 from deepinfer.kernels.gpu.mxfp4_weights import pack_codes  # noqa: E402
 from deepinfer.kernels.gpu.packed_attention import attend  # noqa: E402
 from deepinfer.kernels.gpu.records import BoundRecords, bind_records  # noqa: E402
-from deepinfer.kernels.gpu.select16 import select16, select_entries, select_within  # noqa: E402
+from deepinfer.kernels.gpu.select16 import (  # noqa: E402
+    PoolGroups,
+    select16,
+    select_entries,
+    select_within,
+)
 
 GENERATOR = torch.Generator().manual_seed(11)
 
@@ -134,6 +139,14 @@ def index() -> dict[str, float]:
         order = torch.sort(torch.tensor(own_best), descending=True, stable=True).indices[:4].sort().values
         expected = torch.cat((order.int(), torch.full((4 - len(order),), -1, dtype=torch.int32)))
         wrong_choice += int((expected != blocks[row]).sum())
+    through = {"held": 64, "warps": 4, "blocks": blocks}
+    fewer = select_entries(keys, best, counts, 3, 8, **through)
+    records = select_entries(keys, best, counts, 3, 8, groups=PoolGroups(table, 16), **through)
+    elsewhere = select_entries(keys, best, counts, 3, 8, groups=PoolGroups(table.roll(1, 1), 16), **through)
+    wrong_choice += int((fewer != select16(keys, counts, 3, warps=4)).sum())
+    group = table.gather(1, fewer.clamp(min=0).long() // 16)
+    places = torch.where(fewer < 0, -1, group * 16 + fewer % 16)
+    wrong_choice += int((places != records).sum()) + int((places == elsewhere)[:2].all())
     within, _ = scan(q, w, pool, table, counts, 32, 8, ScanTile(16, 1, 2, 4), blocks=blocks)
     entries = (blocks[:, :, None] * 8 + torch.arange(8)).flatten(1)
     usable = (blocks.repeat_interleave(8, 1) >= 0) & (entries < counts[:, None])

@@ -1,0 +1,103 @@
+"""Tiles of 64 packed MXFP4 keys in the registers of a warp group, for the index scan of Hopper chips.
+
+A four-bit float is an e4m3 number times a power of two, so a group of 32 channels is one instruction of the
+matrix unit on codes, not on values: 36 is the largest product and a quarter the smallest step, so the sum of
+a group is exact in the unit's own accumulator. Codes go from memory to the registers the unit reads them
+from: no shared memory, no change of layout.
+
+Channels of a group come as its even codes, then its odd ones.
+"""
+
+from __future__ import annotations
+
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+
+from deepinfer.kernels.gpu.launching import Block
+from deepinfer.kernels.gpu.warp_groups import warp_device
+
+HEADS: gl.constexpr = gl.constexpr(32)
+CHANNELS: gl.constexpr = gl.constexpr(128)
+ENTRIES: gl.constexpr = gl.constexpr(64)
+SCORES: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 32, 32]))
+LEFT: gl.constexpr = gl.constexpr(gl.DotOperandLayout(0, SCORES.value, 4))
+CODES: gl.constexpr = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]
+    )
+)
+EIGHTS: gl.constexpr = gl.constexpr(gl.NVMMASharedLayout(32, 8))
+
+
+@warp_device
+def _planes(words: Block) -> Block:
+    """Words of eight codes, each four times over: bytes, e4m3 of the even codes and of the odd ones, 2**-6 of
+    their values.
+    """
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b;
+        shl.b32 a, $2, 4; and.b32 a, a, 0x80808080; shl.b32 b, $2, 2; lop3.b32 $0, b, 0x1C1C1C1C, a, 0xEA;
+        and.b32 a, $2, 0x80808080; shr.u32 b, $2, 2; lop3.b32 $1, b, 0x1C1C1C1C, a, 0xEA;
+        }""",
+        "=r,=r,r,r,r,r",
+        [words],
+        dtype=(gl.int8, gl.int8),
+        is_pure=True,
+        pack=4,
+    )
+
+
+@warp_device
+def weighted(dots: Block, weight: Block) -> Block:
+    """``bf16(max(dots, 0)) * weight``, rounded to bfloat16."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, z;
+        mov.b32 z, 0x80008000;
+        cvt.rn.relu.bf16x2.f32 a, $2, $1;
+        fma.rn.bf16x2 $0, a, $3, z;
+        }""",
+        "=r,r,r,r",
+        [dots, weight],
+        dtype=gl.bfloat16,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@warp_device
+def factor(scales: Block, GROUP: gl.constexpr) -> Block:
+    """Power of two of a group from the four e8m0 bytes of an entry, for all heads."""
+    return (((scales >> (8 * GROUP)) & 255) << 23).to(gl.float32, bitcast=True)[:, None]
+
+
+@warp_device
+def load_tile(
+    data: Block, scales: Block, group: Block, own: Block, LAYOUT: gl.constexpr, WITHIN: gl.constexpr
+) -> tuple[Block, Block, Block, Block, Block]:
+    """Words of the four groups of channels of every entry [64, 4], and its scale bytes [64], as one word."""
+    word = gl.arange(0, 4, layout=gl.SliceLayout(0, CODES))
+    group = group.to(gl.int64)
+    if WITHIN:
+        at = data + (group * LAYOUT[1] + own * LAYOUT[2])[:, None] + word[None, :]
+    else:
+        at = (data + group * LAYOUT[1]) + (own * LAYOUT[2])[:, None] + word[None, :]
+    powers = gl.load((scales + group * (LAYOUT[3] // 4)) + own * (LAYOUT[4] // 4))
+    return gl.load(at), gl.load(at + 4), gl.load(at + 8), gl.load(at + 12), powers
+
+
+@warp_device
+def left_operand(codes: Block) -> Block:
+    """Words of a group [64, 4] as the matrix unit takes them: e4m3 [64, 32], even codes first."""
+    twice = gl.join(codes, codes)
+    even, odd = _planes(gl.join(twice, twice).reshape([64, 16]))
+    both = gl.join(even, odd).permute([0, 2, 1]).reshape([64, 32])
+    return gl.convert_layout(both, LEFT).to(gl.float8e4nv, bitcast=True)
+
+
+@warp_device
+def group_dots(left: Block, queries: Block, PART: gl.constexpr) -> Block:
+    """Start the products of group ``PART`` with all heads: float32 [64, 32], exact."""
+    zero = gl.zeros([64, 32], gl.float32, layout=SCORES)
+    return warpgroup_mma(left, queries.index(PART).permute((1, 0)), zero, use_acc=False, is_async=True)
