@@ -20,7 +20,7 @@ from layers_experts import CHOSEN, EXPERTS, INNER
 from layers_experts import WIDTH as D
 from layers_experts import Layer as Experts
 
-from deepinfer.kernels.gpu import hopper_attention, hopper_scan
+from deepinfer.kernels.gpu import packed_ops
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps
 from deepinfer.kernels.gpu.fast_experts import RoutedExperts
 from deepinfer.kernels.gpu.select16 import PoolGroups, select16, select_entries, select_within
@@ -73,7 +73,7 @@ class Sequences:
         drawn = torch.rand(rows, min(BLOCKS, rows // BLOCK), device=DEVICE).sort().values
         blocks = (drawn * ((counts[:, None] + BLOCK - 1) // BLOCK)).to(torch.int32)
         near = torch.where(near < 0, -1, near).to(torch.int32)
-        return cls(caches, positions, counts, caches.table.expand(rows, -1), near, far, blocks)
+        return cls(caches, positions, counts, caches.table.repeat(rows, 1), near, far, blocks)
 
 
 class Layer:
@@ -139,13 +139,13 @@ class Layer:
             args = (q[part], w[part], s.caches.index, s.table[part], s.counts[part], longest, BLOCK)
             own = PoolGroups(groups.table[part], PAGE)
             if kind == "source":
-                keys, best = hopper_scan.scan(*args, best=True)
+                keys, best = packed_ops.scan(*args, best=True)
                 blocks = select16(best, s.counts[part], min(BLOCKS, best.shape[1]), BLOCK, newest=True)
                 more = {"blocks": blocks, "groups": own}
                 chosen.append(select_entries(keys, best, s.counts[part], TOP, BLOCK, **more))
             else:
                 blocks = s.blocks[part]
-                keys, _ = hopper_scan.scan(*args, blocks=blocks)
+                keys, _ = packed_ops.scan(*args, blocks=blocks)
                 chosen.append(select_within(keys, s.counts[part], TOP, blocks, BLOCK, groups=own))
         return torch.cat(chosen) if len(chosen) > 1 else chosen[0]
 
@@ -166,7 +166,7 @@ class Layer:
         far = s.far[:, :0] if kind == "window" else s.far
         if kind in ("source", "reindex"):
             far = self._index(kind, site.x, qr, rotary, s)
-        mixed = hopper_attention.attend(
+        mixed = packed_ops.attend(
             q.to(torch.bfloat16), s.caches.window, s.near, s.caches.main, far, self.sink
         ).float()
         out = ops.attention_output(mixed, rotary, self.wo_a, self.wo_b)

@@ -13,7 +13,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "helpers")]
 import layers_attention as shapes  # noqa: E402
 import layers_experts as experts  # noqa: E402
 
-from deepinfer.kernels.gpu import hopper_attention, hopper_experts, hopper_scan  # noqa: E402
+from deepinfer.kernels.gpu import hopper_experts, packed_ops  # noqa: E402
 from deepinfer.kernels.gpu.expert_groups import plan_tiles  # noqa: E402
 from deepinfer.kernels.gpu.select16 import select16, select_within  # noqa: E402
 
@@ -23,12 +23,12 @@ def main() -> None:
     caches = shapes.Caches(64, shapes.CONTEXT, "cuda", True)
     q, iq, w = shapes._queries(64, "cuda")
     near, far = caches.slots(64)
-    hopper_attention.attend(q, caches.window, near, caches.main, far, torch.randn(64, device="cuda"))
+    packed_ops.attend(q, caches.window, near, caches.main, far, torch.randn(64, device="cuda"))
     counts = torch.full((64,), shapes.CONTEXT, device="cuda", dtype=torch.int32)
     args = (caches.index, caches.table, counts)
-    _, best = hopper_scan.scan(iq, w, *args, shapes.CONTEXT, shapes.BLOCK, best=True)
+    _, best = packed_ops.scan(iq, w, *args, shapes.CONTEXT, shapes.BLOCK, best=True)
     blocks = select16(best, counts, shapes.BLOCKS, shapes.BLOCK, newest=True)
-    keys, _ = hopper_scan.scan(iq, w, *args, shapes.BLOCKS * shapes.BLOCK, shapes.BLOCK, blocks=blocks)
+    keys, _ = packed_ops.scan(iq, w, *args, shapes.BLOCKS * shapes.BLOCK, shapes.BLOCK, blocks=blocks)
     select_within(keys, counts, shapes.TOP, blocks, shapes.BLOCK)
     layer = experts.Layer()
     x, ids, shares = experts._draw(8192)

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from deepinfer.kernels.gpu.hopper_rows import CHANNELS, LOWEST, SCORES, VALUES, finish, load_queries
+from deepinfer.kernels.gpu.hopper_rows import LOWEST, SCORES, VALUES, finish, load_queries
 from deepinfer.kernels.gpu.hopper_tiles import (
     FAR_WORDS,
     NEAR_WORDS,
@@ -45,6 +45,7 @@ from deepinfer.kernels.gpu.packed_attention import bytes_of, words_of, words_of_
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.warp_groups import warp_device, warp_kernel, warp_launch
 
+WIDTH = 512
 _REGISTERS = 192
 """Of a thread that multiplies; 120 are left for one that decodes. Neither needs more, and neither spills."""
 
@@ -243,7 +244,6 @@ def attend(
     main: BoundRecords,
     main_slots: torch.Tensor,
     sink: torch.Tensor,
-    registers: int = _REGISTERS,
 ) -> torch.Tensor:
     """As ``packed_attention.attend``, of 512 channels.
 
@@ -251,7 +251,7 @@ def attend(
         ValueError: another width.
     """
     num_rows, num_heads, width = q.shape
-    if width != CHANNELS.value:
+    if width != WIDTH:
         raise ValueError("attend: this kernel has 512 channels")
     out, far = torch.empty_like(q), words_of(main)
     constants: dict[str, Any] = {
@@ -259,7 +259,7 @@ def attend(
         "FAR": words_of_record(main),
         "NEAR_TILES": ceil_div(window_slots.shape[1], SLOTS.value),
         "FAR_TILES": max(1, ceil_div(main_slots.shape[1], SLOTS.value)),  # a tile of absent slots, if of none
-        "REGISTERS": registers,
+        "REGISTERS": _REGISTERS,
     }
     scale = 2.0**32 * width**-0.5 * 1.4426950408889634
     warp_launch(

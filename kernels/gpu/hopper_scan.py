@@ -34,6 +34,7 @@ from deepinfer.kernels.gpu.hopper_keys import (
     load_tile,
     weighted,
 )
+from deepinfer.kernels.gpu.index_scan import check_table
 from deepinfer.kernels.gpu.launching import Block, ceil_div
 from deepinfer.kernels.gpu.packed_attention import layout_in_words, words_of
 from deepinfer.kernels.gpu.records import BoundRecords
@@ -54,8 +55,11 @@ QUERIES: gl.constexpr = gl.constexpr(
 class HopperScanTile:
     """Programs that a multiprocessor holds, and registers of a thread that let it; moves no bit."""
 
-    programs: int = 24
-    registers: int = 80
+    programs: int
+    registers: int
+
+
+_ALL, _WITHIN = HopperScanTile(20, 88), HopperScanTile(5, 96)
 
 
 @warp_device
@@ -200,6 +204,13 @@ def _scan_kernel(
                 gl.store(best + row * num_candidates + b, top.to(gl.int16), mask=b < num_candidates)
 
 
+def fits(q: torch.Tensor, pool: BoundRecords, block_size: int) -> bool:
+    """Whether heads, widths and the layout of the pool are those of this kernel."""
+    per, _, _, scale_block, scale_step = layout_in_words(pool)
+    shape = q.shape[1:] == (HEADS.value, CHANNELS.value) and ENTRIES.value % block_size == 0
+    return shape and per % ENTRIES.value == per & (per - 1) == scale_block % 4 == scale_step % 4 == 0
+
+
 def scan(
     q: torch.Tensor,
     w: torch.Tensor,
@@ -208,20 +219,19 @@ def scan(
     counts: torch.Tensor,
     length: int,
     block_size: int,
-    tile: HopperScanTile = HopperScanTile(),
+    tile: HopperScanTile | None = None,
     blocks: torch.Tensor | None = None,
     best: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``index_scan.scan``, of 32 heads of 128 channels.
+    """As ``index_scan.scan``, of shapes that fit.
 
     Raises:
         ValueError: another shape.
     """
-    num_rows, num_heads, width = q.shape
-    if (num_heads, width) != (HEADS.value, CHANNELS.value) or ENTRIES.value % block_size:
-        raise ValueError("scan: this kernel has 32 heads of 128 channels and blocks that divide 64")
-    if pool.layout[1] % ENTRIES.value or pool.layout[1] & (pool.layout[1] - 1):
-        raise ValueError("scan: this kernel has groups of 64 records, or that times a power of two")
+    if not fits(q, pool, block_size):
+        raise ValueError("scan: this kernel has 32 heads of 128 channels and groups of 64 records or more")
+    check_table(table)
+    num_rows, tile = len(q), tile or (_ALL if blocks is None else _WITHIN)
     keys = torch.empty(num_rows, length, dtype=torch.int16, device=q.device)
     num_blocks = ceil_div(length, block_size) if best else 0
     largest = torch.empty(num_rows, num_blocks, dtype=torch.int16, device=q.device)
@@ -233,9 +243,8 @@ def scan(
         "BLOCK": block_size,
         "WITHIN": blocks is not None,
         "BEST": best,
+        "maxnreg": tile.registers,
     }
-    if tile.registers:
-        constants["maxnreg"] = tile.registers
     tiles = ceil_div(length, ENTRIES.value)
     tiles_each = ceil_div(tiles, max(1, tile.programs * multiprocessors(q.device) // max(num_rows, 1)))
     warp_launch(

@@ -119,6 +119,16 @@ def _scan_kernel(
             tl.store(best + row * num_candidates + b, largest.to(tl.int16), b < num_candidates)
 
 
+def check_table(table: torch.Tensor) -> None:
+    """Kernels go from row to row by the width of the table.
+
+    Raises:
+        ValueError: its rows do not follow each other in memory (as those of an expanded one).
+    """
+    if not table.is_contiguous():
+        raise ValueError("scan: the table of groups must be contiguous")
+
+
 def scan(
     q: torch.Tensor,
     w: torch.Tensor,
@@ -149,6 +159,7 @@ def scan(
         int16 [T, length] keys, ``ABSENT`` where invisible (not written past the tiles that hold visible
         entries: callers read ``counts`` places), and int16 [T, ceil(length / block_size)] or an empty tensor.
     """
+    check_table(table)
     num_rows, num_heads, width = q.shape
     keys = torch.empty(num_rows, length, dtype=torch.int16, device=q.device)
     num_blocks = ceil_div(length, block_size) if best else 0

@@ -165,6 +165,11 @@ class PoolGroups:
     table: torch.Tensor
     size: int
 
+    def __post_init__(self) -> None:
+        """Raise ValueError if rows of the table do not follow each other in memory."""
+        if not self.table.is_contiguous():
+            raise ValueError("PoolGroups: the table of groups must be contiguous")
+
 
 def _held(
     keys: torch.Tensor,

@@ -21,8 +21,14 @@ class _NoDevice:
         return 0
 
 
-def compile_only(seen: Callable[[str, str], None] | None = None) -> None:
-    """From now on in this process every launch only compiles; ``seen`` gets its name and PTX text."""
+def compile_only(
+    seen: Callable[[str, str], None] | None = None,
+    binary: Callable[[str, str, bytes], None] | None = None,
+) -> None:
+    """From now on in this process every launch only compiles.
+
+    ``seen`` gets its name and PTX text, ``binary`` the machine code, too.
+    """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -30,9 +36,12 @@ def compile_only(seen: Callable[[str, str], None] | None = None) -> None:
     run: Any = JITFunction.run
 
     def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        binary = run(self, *args, grid=grid, warmup=True, **options)
+        found = run(self, *args, grid=grid, warmup=True, **options)
+        name = f"{self.fn.__module__.rsplit('.', 1)[-1]}.{self.fn.__name__}"
         if seen is not None:
-            seen(f"{self.fn.__module__.rsplit('.', 1)[-1]}.{self.fn.__name__}", binary.asm["ptx"])
-        return binary
+            seen(name, found.asm["ptx"])
+        if binary is not None:
+            binary(name, found.asm["ptx"], found.asm["cubin"])
+        return found
 
     JITFunction.run = compiled

@@ -1,0 +1,114 @@
+"""Compile the kernels for warp groups; print bytes of stack and matrix instructions of each as JSON.
+
+Arguments: names of kernels among ``scan``, ``spilled``, ``within``, ``attend``, ``inner``, ``outer``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from compile_only import compile_only
+
+ROWS, HEADS, WIDTH, LENGTH, EXPERTS = 4, 64, 512, 4096, 4
+FOUND: dict[str, list[dict[str, int]]] = {}
+
+
+def seen(name: str, ptx: str, cubin: bytes) -> None:
+    """What the assembler says of a kernel."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    stack = re.search(r"STACK:(\d+)", text)
+    assert stack is not None
+    FOUND.setdefault(name, []).append(
+        {"stack": int(stack[1]), "wgmma": ptx.count("wgmma.mma_async"), "mma": ptx.count("mma.sync")}
+    )
+
+
+def records(kind: str, codes: int, scales: int, together: bool) -> object:
+    """Empty records, 128 a group, scales behind each record's codes or behind those of the group."""
+    from deepinfer.kernels.gpu.records import bind_records
+
+    width = {"mxfp8": codes}.get(kind, 2 * codes)
+    if together:
+        whole = torch.empty(2, 128, codes + scales, dtype=torch.uint8)
+        return bind_records(kind, width, whole[..., :codes], whole[..., codes:])
+    whole = torch.empty(2, 128 * (codes + scales), dtype=torch.uint8)
+    cut = 128 * codes
+    return bind_records(kind, width, whole[:, :cut].view(2, 128, -1), whole[:, cut:].view(2, 128, -1))
+
+
+def scan(registers: int, within: bool) -> None:
+    """The scan of all entries, or of candidates."""
+    from deepinfer.kernels.gpu.hopper_scan import HopperScanTile
+    from deepinfer.kernels.gpu.hopper_scan import scan as launch
+
+    q, w = torch.empty(ROWS, 32, 128, dtype=torch.bfloat16), torch.empty(ROWS, 32, dtype=torch.bfloat16)
+    ints = torch.zeros(ROWS, 32, dtype=torch.int32)
+    blocks = torch.zeros(ROWS, LENGTH // 8, dtype=torch.int32) if within else None
+    pool = records("mxfp4", 64, 4, False)
+    launch(q, w, pool, ints, ints[:, 0], LENGTH, 8, HopperScanTile(5, registers), blocks, not within)
+
+
+def attend() -> None:
+    """Attention of 64 heads."""
+    from deepinfer.kernels.gpu.hopper_attention import attend as launch
+
+    q, slots = (
+        torch.empty(ROWS, HEADS, WIDTH, dtype=torch.bfloat16),
+        torch.zeros(ROWS, 512, dtype=torch.int32),
+    )
+    near, far = records("mxfp8", 512, 16, True), records("fp4", 256, 32, True)
+    launch(q, near, slots[:, :128].contiguous(), far, slots, torch.empty(HEADS))
+
+
+def experts(inner: bool) -> None:
+    """Products of four experts."""
+    from deepinfer.kernels.gpu.expert_groups import plan_tiles
+    from deepinfer.kernels.gpu.hopper_experts import inner_products, outer_products
+    from deepinfer.kernels.gpu.mxfp4_weights import Mxfp4Weights
+
+    def fake(n: int, k: int) -> Mxfp4Weights:
+        words = torch.empty(EXPERTS, n, k // 8, dtype=torch.int32)
+        return Mxfp4Weights(words, torch.empty(EXPERTS, k // 32, n, dtype=torch.uint8))
+
+    tiles = plan_tiles(torch.zeros(ROWS, 2, dtype=torch.int64), EXPERTS, 128)
+    x = torch.empty(ROWS if inner else 2 * ROWS, 512, dtype=torch.bfloat16)
+    if inner:
+        inner_products(x, tiles, torch.empty(ROWS, 2), fake(512, 512), fake(512, 512), 10.0)
+    else:
+        outer_products(x, tiles, fake(512, 512))
+
+
+def main() -> None:
+    """Compile what was asked for."""
+    compile_only(binary=seen)
+    kinds = {
+        "scan": lambda: scan(88, False),
+        "spilled": lambda: scan(56, False),
+        "within": lambda: scan(96, True),
+        "attend": attend,
+        "inner": lambda: experts(True),
+        "outer": lambda: experts(False),
+    }
+    results = {}
+    for name in sys.argv[1:]:
+        FOUND.clear()
+        kinds[name]()
+        (own,) = (found for kernel, found in FOUND.items() if kernel.startswith("hopper"))
+        results[name] = own[-1]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
