@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from deepinfer.engine.api import Device, EngineConfig, GenerateRequest, RequestFailure, SamplingParams
+from deepinfer.engine.api import (
+    Device,
+    EngineConfig,
+    GenerateRequest,
+    RequestFailure,
+    SamplingParams,
+    TokenRecord,
+)
 from deepinfer.engine.errors import InputError
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.speculation.drafter import KnownContinuation
@@ -50,25 +57,25 @@ class SpeculationBench:
 
 @dataclass
 class Group:
-    """Sums over the runs of one workload, or one batch size.
+    """Sums over the runs of one workload, or one batch size: what comes after each request's first token.
 
     Attributes:
-        num_tokens: tokens of every variant.
-        seconds: variant -> seconds.
+        num_tokens: variant -> tokens that were decoded.
+        seconds: variant -> seconds that took.
         same_bytes: whether every variant gave the bytes of plain decoding.
     """
 
-    num_tokens: int = 0
+    num_tokens: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     same_bytes: bool = True
 
     def speedup(self, variant: str) -> float:
         """Above 1, the variant is faster than plain decoding."""
-        return self.seconds[PLAIN] / self.seconds[variant]
+        return self.tokens_per_s(variant) / self.tokens_per_s(PLAIN)
 
     def tokens_per_s(self, variant: str) -> float:
-        """Speed of a variant, prefill included."""
-        return self.num_tokens / self.seconds[variant]
+        """Decoding speed of a variant; reading the prompts is left out."""
+        return self.num_tokens[variant] / self.seconds[variant]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,36 +154,64 @@ def _run(
     sums: Sequence[Group],
 ) -> None:
     """Run one group of requests with every variant, plain decoding first; warm up before the clock starts."""
-    wanted, tokens = _answers(subjects[PLAIN], requests)
+    wanted = answers(subjects[PLAIN], requests)
     size = subjects[PLAIN].model_config.dspark_block_size
     fixed = subjects[bench.policies[0]]
-    known = fixed.with_drafter(KnownContinuation(tokens, size))
+    known = fixed.with_drafter(KnownContinuation(wanted.token_ids(), size))
     for name, subject in {**subjects, KNOWN: known}.items():
         for _ in range(_UNTIMED if subject.config.device is Device.CUDA else 0):
-            _answers(subject, requests)
-        began_s = time.perf_counter()
-        found, _ = _answers(subject, requests)
-        elapsed_s = time.perf_counter() - began_s
+            answers(subject, requests)
+        found = answers(subject, requests)
         for group in sums:
-            group.seconds[name] = group.seconds.get(name, 0.0) + elapsed_s
-            group.same_bytes &= found == wanted
-    for group in sums:
-        group.num_tokens += sum(len(ids) for ids in tokens.values())
+            group.seconds[name] = group.seconds.get(name, 0.0) + found.seconds
+            group.num_tokens[name] = group.num_tokens.get(name, 0) + found.num_decoded
+            group.same_bytes &= found.packed() == wanted.packed()
 
 
-def _answers(
-    subject: LLM, requests: Sequence[GenerateRequest]
-) -> tuple[bytes, dict[tuple[str, int], tuple[int, ...]]]:
-    """Everything that was said, as bytes, and the tokens by request."""
-    packed, tokens = b"", {}
-    for request, result in zip(requests, subject.generate(requests), strict=True):
-        if isinstance(result, RequestFailure):
-            raise InputError(f"bench: {result.reason}")
-        for record in result[0].records:
-            token = -1 if record.token_id is None else record.token_id
-            packed += struct.pack("<q2d", token, record.raw_logprob, record.processed_logprob)
-        tokens[request.request_id, 0] = result[0].token_ids
-    return packed, tokens
+@dataclass
+class Answers:
+    """What was said to some requests, and how long that took once each of them had its first token.
+
+    Attributes:
+        records: request -> its tokens.
+        num_decoded: tokens that came after the last of the first tokens.
+        seconds: from then to the last token.
+    """
+
+    records: dict[str, list[TokenRecord]]
+    num_decoded: int
+    seconds: float
+
+    def token_ids(self) -> dict[tuple[str, int], tuple[int, ...]]:
+        """As ``KnownContinuation`` wants them; no request asks for alternatives, so all are known."""
+        return {
+            (name, 0): tuple(-1 if r.token_id is None else r.token_id for r in said)
+            for name, said in self.records.items()
+        }
+
+    def packed(self) -> bytes:
+        """Everything that was said, as bytes."""
+        return b"".join(
+            struct.pack("<q2d", -1 if r.token_id is None else r.token_id, r.raw_logprob, r.processed_logprob)
+            for said in self.records.values()
+            for r in said
+        )
+
+
+def answers(subject: LLM, requests: Sequence[GenerateRequest]) -> Answers:
+    """Ask, and read the clock whenever a token arrives."""
+    records: dict[str, list[TokenRecord]] = {request.request_id: [] for request in requests}
+    arrived_s: list[float] = []
+    num_missing, began = len(requests), 0
+    for record in subject.generate_iter(requests):
+        if isinstance(record, RequestFailure):
+            raise InputError(f"bench: {record.reason}")
+        arrived_s.append(time.perf_counter())
+        said = records[record.request_id]
+        num_missing -= not said
+        began = len(arrived_s) if num_missing == 0 and not said else began
+        said.append(record)
+    return Answers(records, len(arrived_s) - began, arrived_s[-1] - arrived_s[began - 1])
 
 
 def _requests(prompts: Sequence[Sequence[int]], bench: SpeculationBench) -> list[GenerateRequest]:
