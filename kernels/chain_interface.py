@@ -78,18 +78,18 @@ class ChainOps(Protocol):
         records: torch.Tensor,
         places: torch.Tensor,
         own: torch.Tensor,
+        num_kept: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, S, D], [T, S] -> the same behind layers whose blocks see context and themselves."""
+        """[T, S, D], [T, S] -> the first ``num_kept`` rows of every block behind layers; see ``chains``."""
 
     def draft_decode(
         self,
         streams: torch.Tensor,
         pre: torch.Tensor,
         golden: torch.Tensor,
-        num_drafts: int,
         head: DraftHead,
     ) -> DraftOutput:
-        """[A * B, S, D], [A * B, S] -> tokens and confidences of the first ``num_drafts`` rows of a block."""
+        """[A * n, S, D], [A * n, S] -> tokens and confidences of the first n rows of every block."""
 
     def draft_contexts(
         self,

@@ -132,13 +132,15 @@ class Draft:
         streams, pre = rows.streams, rows.pre
         pools = [pool.bound(ops) for pool in caches.draft_window]
         # all stages in one call, unless somebody wants to look between them
-        step = len(pools) if probe is no_probe else 1
+        step, num_kept = len(pools), num_drafts or self.shape.size
+        if probe is not no_probe:
+            step, num_kept = 1, self.shape.size
         for stage in range(0, len(pools), step):
             layers, here = self.stages[stage : stage + step], pools[stage : stage + step]
             streams, pre = ops.window_layers(
-                streams, pre, layers, rotary, here, rows.records, rows.places, rows.own
+                streams, pre, layers, rotary, here, rows.records, rows.places, rows.own, num_kept
             )
             probe("draft_streams", -1 - stage, streams)
-        output = ops.draft_decode(streams, pre, anchors.golden, num_drafts or self.shape.size, self.head)
+        output = ops.draft_decode(streams, pre, anchors.golden, self.head)
         probe("draft_hidden", -1, output.hidden)
         return output

@@ -79,7 +79,8 @@ class ModelDrafter:
         size = self._draft.config.dspark_block_size
         self._draft.target.reserve(max(point.position for point in points) + size)
         columns = [(p.golden, p.position, p.sequence.slot, self._first_context(p.sequence)) for p in points]
-        anchors = Anchors(*torch.tensor(columns, dtype=torch.int64).T.contiguous())
+        table = np.ascontiguousarray(np.array(columns, np.int64).T)
+        anchors = Anchors(*(torch.from_numpy(column) for column in table))
         out = self._draft.propose(moved(anchors, self._draft.ops.device), caches, num_drafts=self._num_drafts)
         tokens, confidences = fetched(out.tokens[:, 1:], out.confidences)
         return [Drafts(*row) for row in zip(tokens.numpy(), confidences.numpy(), strict=True)]

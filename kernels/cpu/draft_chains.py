@@ -25,8 +25,46 @@ from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput,
 from deepinfer.kernels.operands import Rotary
 
 Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
 _CLAMP = np.float32(CONFIDENCE_CLAMP)
 _MXFP8_GROUP = 32
+
+
+@kernel
+def rows_kernel(
+    golden: Int64,
+    positions: Int64,
+    slots: Int64,
+    lows: Int64,
+    embedding: Float32,
+    noise_token_id: int,
+    ring: int,
+    streams: Float32,
+    pre: Float32,
+    row_positions: Int64,
+    records: Int64,
+    places: Int64,
+    own: Int64,
+) -> None:
+    """Fill what ``DraftRows`` has, in its order."""
+    size, window = own.shape[1], places.shape[1]
+    for a in range(len(golden)):
+        seen = a * size
+        for w in range(window):
+            position = positions[a] - window + w
+            is_seen = position >= lows[a]
+            records[a * window + w] = slots[a] * ring + position % ring if is_seen else -1
+            places[seen, w] = a * window + w if is_seen else -1
+        for b in range(size):
+            row = a * size + b
+            source = embedding[golden[a] if b == 0 else noise_token_id]
+            for s in range(streams.shape[1]):
+                streams[row, s] = source
+                pre[row, s] = np.float32(1.0 if s == 0 else 0.0)
+            row_positions[row] = positions[a] + b
+            places[row] = places[seen]
+            for other in range(size):
+                own[row, other] = a * size + other
 
 
 @kernel
@@ -85,24 +123,17 @@ class DraftChains:
         ring: int,
     ) -> DraftRows:
         """See ``Ops``."""
-        first, size, count = positions.numpy()[:, None], shape.size, len(golden)
-        ids = np.full((count, size), shape.noise_token_id)
-        ids[:, 0] = golden.numpy()
-        seen = first + np.arange(-shape.window, 0)
-        visible = seen >= low.numpy()[:, None]
-        records = np.where(visible, slots.numpy()[:, None] * ring + seen % ring, -1)
-        places = np.where(visible, np.arange(seen.size).reshape(seen.shape), -1)
-        pre = np.zeros((count * size, shape.num_streams), np.float32)
-        pre[:, 0] = 1.0
-        parts = (
-            np.repeat(embedding.numpy()[ids.reshape(-1), None], shape.num_streams, axis=1),
-            pre,
-            (first + np.arange(size)).reshape(-1),
-            records.reshape(-1),
-            np.repeat(places, size, axis=0),
-            np.repeat(np.arange(count * size).reshape(count, size), size, axis=0),
+        count, size, num_streams, width = len(golden), shape.size, shape.num_streams, embedding.shape[1]
+        rows = count * size
+        streams = np.empty((rows, num_streams, width), np.float32)
+        pre = np.empty((rows, num_streams), np.float32)
+        at, records = np.empty(rows, np.int64), np.empty(count * shape.window, np.int64)
+        places, own = np.empty((rows, shape.window), np.int64), np.empty((rows, size), np.int64)
+        anchors = golden.numpy(), positions.numpy(), slots.numpy(), low.numpy()
+        rows_kernel(
+            *anchors, embedding.numpy(), shape.noise_token_id, ring, streams, pre, at, records, places, own
         )
-        return DraftRows(*(torch.from_numpy(part) for part in parts))
+        return DraftRows(*(torch.from_numpy(part) for part in (streams, pre, at, records, places, own)))
 
     def window_layers(
         self,
@@ -114,44 +145,43 @@ class DraftChains:
         records: torch.Tensor,
         places: torch.Tensor,
         own: torch.Tensor,
+        num_kept: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         x, factors = streams.contiguous().numpy(), pre.contiguous().numpy()
         table = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.contiguous().numpy()
         index, slots, block = records.numpy(), places.contiguous().numpy(), own.contiguous().numpy()
-        step = ROWS_PER_TASK // block.shape[1] * block.shape[1]
+        size = block.shape[1]
+        step = ROWS_PER_TASK // size * size
         if step == 0:
-            raise ValueError(f"window_layers: blocks of {block.shape[1]} rows, at most {ROWS_PER_TASK} go")
-        for layer, pool in zip(layers, pools, strict=True):
-            context = np.empty((len(index), pool.width), np.float32)
-            load_rows(pool, index, context, self.workers)
-            x, factors = self._window_layer(layer, x, factors, table, context, slots, block, step)
-        return torch.from_numpy(x), torch.from_numpy(factors)
-
-    def _window_layer(
-        self,
-        layer: WindowLayer,
-        x: Float32,
-        pre: Float32,
-        table: tuple[Float32, Float32, npt.NDArray[np.int64]],
-        context: Float32,
-        places: npt.NDArray[np.int64],
-        own: npt.NDArray[np.int64],
-        step: int,
-    ) -> tuple[Float32, Float32]:
-        bound, out, following = self.layers[layer], np.empty_like(x), np.empty_like(pre)
+            raise ValueError(f"window_layers: blocks of {size} rows, at most {ROWS_PER_TASK} go")
+        contexts = [np.empty((len(index), pool.width), np.float32) for pool in pools]
+        load_rows(pools, index, contexts, self.workers)
+        kept = [size] * (len(layers) - 1) + [num_kept]
+        num_blocks, like, also = len(x) // size, x.shape[1:], factors.shape[1]
+        outs: list[tuple[Float32, Float32]] = [
+            (np.empty((num_blocks * n, *like), np.float32), np.empty((num_blocks * n, also), np.float32))
+            for n in kept
+        ]
+        ins = [(x, factors), *outs[:-1]]
+        bound = [self.layers[layer] for layer in layers]
         flags = self.round_caches, self.bf16
 
         def part(low: int, high: int) -> None:
+            """Blocks see nothing of each other, so some of them go through all layers alone."""
             for first in range(low, high, step):
                 last = min(first + step, high)
-                window_layer_kernel(
-                    x, pre, *bound, table, context, places, own, *flags, out, following, first, last
-                )
+                for layer, (x, pre), context, n, out in zip(bound, ins, contexts, kept, outs, strict=True):
+                    window_layer_kernel(
+                        x, pre, *layer, table, context, slots, block, *flags, n, *out, first, last
+                    )
 
-        cost = 40_000 * layer.num_heads + (layer.moe.num_selected + 1) * int(layer.moe.experts.cost)
-        self.workers.run(len(x), own.shape[1], part, item_cost=cost)
-        return out, following
+        cost = sum(
+            40_000 * layer.num_heads + (layer.moe.num_selected + 1) * int(layer.moe.experts.cost)
+            for layer in layers
+        )
+        self.workers.run(len(x), size, part, item_cost=cost)
+        return torch.from_numpy(outs[-1][0]), torch.from_numpy(outs[-1][1])
 
     def draft_contexts(
         self,
@@ -191,15 +221,12 @@ class DraftChains:
         streams: torch.Tensor,
         pre: torch.Tensor,
         golden: torch.Tensor,
-        num_drafts: int,
         head: DraftHead,
     ) -> DraftOutput:
         """See ``Ops``."""
         num_blocks, bf16 = golden.shape[0], self.bf16
-        x, factors = (
-            part.numpy().reshape(num_blocks, -1, *part.shape[1:])[:, :num_drafts].reshape(-1, *part.shape[1:])
-            for part in (streams.contiguous(), pre.contiguous())
-        )
+        x, factors = streams.contiguous().numpy(), pre.contiguous().numpy()
+        num_drafts = len(x) // num_blocks
         weight: PackedLinear = head.head
         hidden, normed = np.empty((2, len(x), x.shape[2]), np.float32)
         base = np.empty((len(x), weight.num_outputs), np.float32)

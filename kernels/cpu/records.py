@@ -9,6 +9,7 @@ bytes of a record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,38 +115,44 @@ def load_records(
         out = torch.empty(num_rows, width)
     elif out.shape != (num_rows, width) or out.dtype != torch.float32 or not out.is_contiguous():
         raise ValueError(f"load_records: out is {list(out.shape)}, needs contiguous [{num_rows}, {width}]")
-    load_rows(records, index, out.numpy(), workers)
+    load_rows([records], index, [out.numpy()], workers)
     return out
 
 
 def load_rows(
+    pools: Sequence[BoundRecords],
+    index: npt.NDArray[np.int64],
+    targets: Sequence[npt.NDArray[np.float32]],
+    workers: Workers,
+) -> None:
+    """``load_records`` on arrays: records ``index`` [n] of every pool into its target [n, width]."""
+    outside: list[tuple[int, npt.NDArray[np.int64]]] = []
+
+    def part(low: int, high: int) -> None:
+        for records, target in zip(pools, targets, strict=True):
+            outside.append((_load(records, index, target, low, high), records.layout))
+
+    width = sum(target.shape[1] for target in targets)
+    workers.run(len(index), max(1, _GRAIN_VALUES // width), part)
+    for number, layout in outside:
+        _refuse_outside("load_records", number, layout)
+
+
+def _load(
     records: BoundRecords,
     index: npt.NDArray[np.int64],
     target: npt.NDArray[np.float32],
-    workers: Workers,
-) -> None:
-    """``load_records`` on arrays: records ``index`` [n] into ``target`` [n, width]."""
-    form, layout = records.form, records.layout
-    num_rows, width = target.shape
-    outside: list[int] = []
+    low: int,
+    high: int,
+) -> int:
+    """Load rows ``low .. high``; how many are neither -1 nor a record."""
+    codes, layout, form = records.codes, records.layout, records.form
     if form is None:
-        raw = target.view(np.uint8)
-
-        def part(low: int, high: int) -> None:
-            outside.append(kernels.copy_kernel(raw, records.codes, layout, index, False, low, high))
-    else:
-        number, table = form.number, form.scale_values
-        groups = target.reshape(num_rows, width // form.group, form.group)
-
-        def part(low: int, high: int) -> None:
-            outside.append(
-                kernels.load_kernel(
-                    records.codes, records.factors, layout, table, index, groups, number, low, high
-                )
-            )
-
-    workers.run(num_rows, max(1, _GRAIN_VALUES // width), part)
-    _refuse_outside("load_records", sum(outside), layout)
+        return kernels.copy_kernel(target.view(np.uint8), codes, layout, index, False, low, high)
+    groups = target.reshape(len(target), target.shape[1] // form.group, form.group)
+    return kernels.load_kernel(
+        codes, records.factors, layout, form.scale_values, index, groups, form.number, low, high
+    )
 
 
 def _index(rows: torch.Tensor) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ Legend: T rows of the call, n rows of one part of it, S streams, D model width.
 
 from __future__ import annotations
 
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,6 +35,7 @@ from deepinfer.kernels.operands import MoeWeights, SiteWeights
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+Array = TypeVar("Array", Float32, Int64)
 Dense = tuple[Place, int]
 """``PackedLinear.place`` and the outputs of all its groups together."""
 Site = tuple[Dense, Float32, Float32, Float32, int, np.float32, np.float32]
@@ -80,30 +82,50 @@ def _site(
 
 
 @inlined
+def _first_rows(x: Array, size: int, num_kept: int) -> Array:
+    """The first rows of every block: [A * size, n] -> [A * num_kept, n]."""
+    num_blocks = x.shape[0] // size
+    out: Array = np.empty((num_blocks * num_kept, x.shape[1]), x.dtype)
+    for block in range(num_blocks):
+        for row in range(num_kept):
+            out[block * num_kept + row] = x[block * size + row]
+    return out
+
+
+@inlined
+def _latents(x: Float32, weights: Attention, table: Table, rounds: bool, bf16: bool) -> Float32:
+    """What rows [n, D] show to the queries of their block: [n, C]."""
+    _, _, _, latent, latent_gain, _, _, _, eps = weights
+    cos, sin, positions = table
+    num_rows = x.shape[0]
+    latents = _normed(_dense(x, latent, bf16), latent_gain, eps, bf16)
+    one_head = latents.reshape(num_rows, 1, latents.shape[1])
+    rotate_kernel(one_head, cos, sin, positions, np.float32(1.0), bf16, 0, num_rows)
+    if rounds:
+        round_trip_kernel(latents, MXFP8, _MXFP8_GROUP, 0, num_rows)
+    return latents
+
+
+@inlined
 def _attend(
     x: Float32,
+    latents: Float32,
     weights: Attention,
     num_heads: int,
     table: Table,
     context: Float32,
     places: Int64,
     own: Int64,
-    rounds: bool,
     bf16: bool,
 ) -> Float32:
-    """Attention sublayer of [n, D]; ``own`` counts rows from the first one of the part."""
-    down, query_gain, up, latent, latent_gain, wo_a, wo_b, sink, eps = weights
+    """Attention sublayer of [n, D]; ``own`` says which of ``latents`` a row sees."""
+    down, query_gain, up, _, _, wo_a, wo_b, sink, eps = weights
     cos, sin, positions = table
     num_rows = x.shape[0]
     flat = _dense(_normed(_dense(x, down, bf16), query_gain, eps, bf16), up, bf16)
     width = flat.shape[1] // num_heads
     q = flat.reshape(num_rows, num_heads, width)
     rotate_kernel(q, cos, sin, positions, np.float32(1.0), bf16, 0, num_rows)
-    latents = _normed(_dense(x, latent, bf16), latent_gain, eps, bf16)
-    one_head = latents.reshape(num_rows, 1, width)
-    rotate_kernel(one_head, cos, sin, positions, np.float32(1.0), bf16, 0, num_rows)
-    if rounds:
-        round_trip_kernel(latents, MXFP8, _MXFP8_GROUP, 0, num_rows)
     mixed = np.empty_like(q)
     scale = np.float32(width**-0.5)
     attention_kernel(q, context, places, latents, own, sink, scale, bf16, mixed, 0, num_rows)
@@ -162,23 +184,42 @@ def window_layer_kernel(
     own: Int64,
     rounds: bool,
     bf16: bool,
+    num_kept: int,
     out: Float32,
     next_pre: Float32,
     low: int,
     high: int,
 ) -> None:
-    """Rows ``low .. high`` of the layer, whole blocks and at most ROWS_PER_TASK; see ``draft_chains``."""
+    """Rows ``low .. high`` of the layer, whole blocks and at most ROWS_PER_TASK; see ``draft_chains``.
+
+    ``out`` and ``next_pre`` have the first ``num_kept`` rows of every block. All rows of a block show their
+    latents; what comes after that is computed for the rows that are kept.
+    """
     cos, sin, positions = table
-    here = (cos, sin, positions[low:high])
-    x, mine = streams[low:high], own[low:high] - low
-    num_rows = high - low
-    between, post, comb, normed = _site(x, pre[low:high], attn_site, bf16)
-    added = _attend(normed, attention, num_heads, here, context, places[low:high], mine, rounds, bf16)
+    size, num_streams, width = own.shape[1], streams.shape[1], streams.shape[2]
+    whole, before = streams[low:high], pre[low:high]
+    between, post, comb, normed = _site(whole, before, attn_site, bf16)
+    latents = _latents(normed, attention, (cos, sin, positions[low:high]), rounds, bf16)
+    kept_positions = _first_rows(positions[low:high].reshape(-1, 1), size, num_kept)
+    here = (cos, sin, kept_positions.reshape(-1))
+    seen = _first_rows(places[low:high], size, num_kept)
+    mine = _first_rows(own[low:high], size, num_kept)
+    flat = _first_rows(whole.reshape(high - low, num_streams * width), size, num_kept)
+    num_rows = flat.shape[0]
+    x = flat.reshape(num_rows, num_streams, width)
+    between, post = _first_rows(between, size, num_kept), _first_rows(post, size, num_kept)
+    flat_comb = _first_rows(comb.reshape(high - low, num_streams * num_streams), size, num_kept)
+    normed = _first_rows(normed, size, num_kept)
+    added = _attend(normed, latents, attention, num_heads, here, context, seen, mine - low, bf16)
     middle = np.empty_like(x)
-    expand_kernel(x, added, post, comb, middle, bf16, 0, num_rows)
-    following, post, comb, normed = _site(middle, between, ffn_site, bf16)
-    expand_kernel(middle, _moe(normed, moe, bf16), post, comb, out[low:high], bf16, 0, num_rows)
-    next_pre[low:high] = following
+    expand_kernel(
+        x, added, post, flat_comb.reshape(num_rows, num_streams, num_streams), middle, bf16, 0, num_rows
+    )
+    following, post, mixing, normed = _site(middle, between, ffn_site, bf16)
+    first = low // size * num_kept
+    target = out[first : first + num_rows]
+    expand_kernel(middle, _moe(normed, moe, bf16), post, mixing, target, bf16, 0, num_rows)
+    next_pre[first : first + num_rows] = following
 
 
 Layer = tuple[Site, Attention, int, Site, Moe]

@@ -95,7 +95,7 @@ def case(ops: Ops, draw: Draw, num_blocks: int) -> tuple[object, ...]:
     streams, pre = draw(rows, STREAMS, D), draw(rows, STREAMS).abs()
     layers = [layer(ops, draw), layer(ops, draw)]
     seen = (places.repeat_interleave(BLOCK, 0), own.repeat_interleave(BLOCK, 0))
-    return streams, pre, layers, rotary, pools, records, *seen
+    return streams, pre, layers, rotary, pools, records, *seen, BLOCK
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -111,12 +111,17 @@ def test_layers_in_compiled_calls_are_their_ops(
     other = draft_chains.window_layers(ops, *given)  # type: ignore[arg-type]
     assert [bits(x) for x in one] == [bits(x) for x in other]
     assert (bits(given[0]), bits(given[1])) == kept, "a chain changed its input"  # type: ignore[arg-type]
+    for num_kept in (1, 2):
+        fewer = ops.window_layers(*given[:-1], num_kept)  # type: ignore[arg-type]
+        same = draft_chains.window_layers(ops, *given[:-1], num_kept)  # type: ignore[arg-type]
+        wanted = [x.unflatten(0, (num_blocks, BLOCK))[:, :num_kept].flatten(0, 1) for x in one]
+        assert [bits(x) for x in fewer] == [bits(x) for x in same] == [bits(x) for x in wanted]
 
 
 def test_a_block_alone_is_the_block_in_company(draw: Draw) -> None:
     ops = cpu_ops()
-    streams, pre, layers, rotary, pools, records, places, own = case(ops, draw, 45)
-    whole, _ = ops.window_layers(streams, pre, layers, rotary, pools, records, places, own)  # type: ignore[arg-type]
+    streams, pre, layers, rotary, pools, records, places, own, _ = case(ops, draw, 45)
+    whole, _ = ops.window_layers(streams, pre, layers, rotary, pools, records, places, own, BLOCK)  # type: ignore[arg-type]
     for block in (0, 20, 44):
         rows = slice(block * BLOCK, (block + 1) * BLOCK)
         here = replace(rotary, positions=rotary.positions[rows])  # type: ignore[type-var, attr-defined]
@@ -129,15 +134,16 @@ def test_a_block_alone_is_the_block_in_company(draw: Draw) -> None:
             records,  # type: ignore[arg-type]
             places[rows],  # type: ignore[index]
             own[rows] - block * BLOCK,  # type: ignore[index]
+            BLOCK,
         )
         assert bits(alone) == bits(whole[rows])
 
 
 def test_a_layer_that_reads_the_next_block_is_found(draw: Draw) -> None:
     ops = cpu_ops()
-    *given, own = case(ops, draw, 3)
+    *given, own, size = case(ops, draw, 3)
     moved = (own + BLOCK) % (3 * BLOCK)  # type: ignore[operator]
-    assert bits(ops.window_layers(*given, moved)[0]) != bits(ops.window_layers(*given, own)[0])  # type: ignore[arg-type]
+    assert bits(ops.window_layers(*given, moved, size)[0]) != bits(ops.window_layers(*given, own, size)[0])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_blocks", [1, 4])
@@ -168,13 +174,15 @@ def test_decoding_is_its_ops(num_blocks: int, num_drafts: int, bf16: bool, draw:
         markov=ops.pack_linear((draw(vocabulary, rank) > 1).float()),
         confidence=ops.pack_linear(draw(1, D + rank)),
     )
-    rows = num_blocks * BLOCK
+    rows = num_blocks * num_drafts
     golden = torch.arange(num_blocks) * 7 % vocabulary
-    given = (draw(rows, STREAMS, D), draw(rows, STREAMS), golden, num_drafts, head)
+    streams, pre = draw(rows, STREAMS, D), draw(rows, STREAMS)
+    given = (streams, pre, golden, head)
     one, other = ops.draft_decode(*given), draft_chains.draft_decode(ops, *given)
     assert [bits(x) for x in astuple(one)] == [bits(x) for x in astuple(other)]
     assert one.logits.shape == (num_blocks, num_drafts, vocabulary)
-    shorter = ops.draft_decode(*given[:3], 1, head)
+    first = [x.unflatten(0, (num_blocks, num_drafts))[:, 0] for x in (streams, pre)]
+    shorter = ops.draft_decode(*first, golden, head)
     assert bits(shorter.logits) == bits(one.logits[:, :1]), "fewer drafts are the same ones"
 
 
