@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from gpu_engine_bits import check_logits, check_recorded, check_scores, check_trace, make  # noqa: E402
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
+from gpu_turn_kernels import turn_kernels  # noqa: E402
 from gpu_turns import gaps, host_profile, same_bytes, scoring_kernels, speculation_speed  # noqa: E402
 
 from deepinfer.engine.api import Device, EngineConfig, Profile  # noqa: E402
@@ -114,7 +115,10 @@ STAGES: dict[str, Stage] = {
     "turns": lambda options, seconds: same_bytes(_strict(options), options.thorough),
     "host": lambda options, seconds: host_profile(_fast(options)),
     "host-1": lambda options, seconds: host_profile(_fast(options), 1),
-    "speculation": lambda options, seconds: speculation_speed(_fast(options), min(seconds, 70.0)),
+    "speculation": lambda options, seconds: speculation_speed(
+        _fast(options), min(seconds, 70.0), options.short
+    ),
+    "turn-kernels": lambda options, seconds: turn_kernels(_fast(options)),
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
     "memory": lambda options, seconds: long_document(_strict(options)),
     "speed": _speeds,
@@ -168,7 +172,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=200.0, help="seconds in all")
     parser.add_argument("--traffic", type=float, default=25.0, help="seconds of random traffic")
     parser.add_argument("--thorough", action="store_true", help="turns also without asynchrony")
-    parser.add_argument("--short", action="store_true", help="speed of fast and library alone")
+    parser.add_argument("--short", action="store_true", help="speed and speculation with fewer variants")
     parser.add_argument("--skip", type=lambda text: text.split(","), default=[], help="not these stages")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="these stages only")
     parser.add_argument("--device", type=Device, default=Device.CUDA, help="cpu checks the script itself")

@@ -35,9 +35,9 @@ from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.buckets import MAX_ROWS
 from deepinfer.engine.speculation.control import SpeculationControl
 from deepinfer.engine.speculation.drafter import Drafter
-from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.speculation.policy import draft_policy
 from deepinfer.engine.speculation.stats import DraftStats
+from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64, blocks_for
 from deepinfer.engine.step_run import Answer, Boundary, StepResult
@@ -174,10 +174,8 @@ class EngineCore:
             return False
         drafting, unseen = self._drafting(planned), Unseen(0)
         if self.speculation is not None and self._flights[-1].drafting is Drafting.ON:
-            found = self.speculation.policy.unseen([share.sequence for share in planned])
-            if found is None:
-                return False
-            unseen = found
+            sequences = [share.sequence for share in planned]
+            unseen = self.speculation.policy.unseen(sequences, self._flights[-1].num_drafted)
         num_drafts = len(planned) * unseen.most if unseen.total is None else unseen.total
         if len(planned) + num_drafts > min(self.config.limits.max_rows, MAX_ROWS):
             return False
@@ -197,12 +195,17 @@ class EngineCore:
         return self._start(shares, self._drafting(shares), None)
 
     def _start(self, shares: tuple[Share, ...], drafting: Drafting, num_shared_out: int | None) -> bool:
-        work = self.launcher.ready(shares, drafting, self.observe is not None, num_shared_out)
+        num_drafted = 0
+        if drafting is Drafting.ON and self.speculation is not None:
+            num_drafted = self.speculation.policy.block(len(shares))
+        work = self.launcher.ready(shares, drafting, num_drafted, self.observe is not None, num_shared_out)
+        num_drafts = sum(s.num_drafts for s in shares) if num_shared_out is None else num_shared_out
         for share in shares:
             share.sequence.num_in_flight += share.num_rows
             share.sequence.num_drafts_in_flight += share.num_drafts
         is_turn = isinstance(work, TurnRun)
-        self._flights.append(InFlight(shares, drafting, self._runner.start(work), is_turn))
+        wait = self._runner.start(work)
+        self._flights.append(InFlight(shares, num_drafts, drafting, num_drafted, wait, is_turn))
         return True
 
     def _land(self) -> Landed:
@@ -213,7 +216,7 @@ class EngineCore:
         finally:
             self.scheduler.land()
         if self.speculation is not None:
-            self.speculation.landed(flight.shares, flight.drafting, landed.result)
+            self.speculation.landed(flight.shares, flight.drafting, flight.num_drafts, landed.result)
         return landed
 
     def _settle(self, landed: Landed) -> list[TokenRecord]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepinfer.engine.scheduler import Share
-from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_run import Answer, StepResult
 
 
@@ -22,13 +22,23 @@ class Landed:
 
 @dataclass(frozen=True)
 class InFlight:
-    """A step that has started; ``wait`` gives its result.
+    """A step that has started.
 
     A turn leaves on the device where its sequences stand, so the next turn can follow before it has landed.
+
+    Attributes:
+        shares: its sequences.
+        num_drafts: drafts that it has rows for.
+        drafting: what it does for the drafts of the next one.
+        num_drafted: how many it makes of each sequence, if it is a turn that drafts.
+        wait: gives its result.
+        is_turn: whether it is one.
     """
 
     shares: tuple[Share, ...]
+    num_drafts: int
     drafting: Drafting
+    num_drafted: int
     wait: Callable[[], StepResult]
     is_turn: bool
 

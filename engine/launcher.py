@@ -13,7 +13,7 @@ from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.drafter import Drafter
-from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_graphs import StepGraphs
 from deepinfer.engine.step_records import StepLayout
 from deepinfer.engine.step_run import StepResult, StepRun
@@ -58,12 +58,15 @@ class Launcher:
         self,
         shares: tuple[Share, ...],
         drafting: Drafting,
+        num_drafted: int,
         keeps_logits: bool,
         num_shared_out: int | None = None,
     ) -> Callable[[], StepResult]:
-        """Work that runs a step; ``keeps_logits`` for an observer, ``num_shared_out`` as in ``HostTable``."""
+        """Work that runs a step; ``keeps_logits`` for an observer, the numbers as in ``HostTable``."""
         if self.turns is not None and (num_shared_out is not None or self.turns.can_play(shares)):
-            return self.turns.ready(shares, drafting, self._turn_layers, keeps_logits, num_shared_out)
+            return self.turns.ready(
+                shares, drafting, num_drafted, self._turn_layers, keeps_logits, num_shared_out
+            )
         chunks = [share.sequence.chunk(share.num_rows, share.num_drafts) for share in shares]
         self.model.reserve(max(chunk.end for chunk in chunks))
         host = host_step(chunks, self.rule, self.layout)

@@ -5,7 +5,6 @@ Everything here may run while the scheduler plans the step after it, so it reads
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.acceptance import emitted_rows
 from deepinfer.engine.speculation.drafter import Drafter, DraftPoint
 from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
-from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_graphs import StepGraphs
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.step_records import boundaries
@@ -79,19 +78,14 @@ class StepResult:
         answers: of the sequences whose known tokens are all computed, in packed order.
         sampled: one row per accepted draft and one more for every answer, answer by answer.
         logits: float32 [rows of ``sampled``, V], what they were drawn from.
-        num_rows: rows that the device ran, padding included; None if they are those of the shares.
         is_typical: false for a step that was also compiled or recorded: its seconds say nothing.
-        run_s, draft_s: seconds up to the answers, and of drafting after them.
     """
 
     answers: tuple[Answer, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     sampled: Sampled | None = None
     logits: torch.Tensor | None = None
-    num_rows: int | None = None
     is_typical: bool = True
-    run_s: float = 0.0
-    draft_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,6 @@ class StepRun:
             return self._run()
 
     def _run(self) -> StepResult:
-        started_s = time.perf_counter()
         reads_features = (
             self.drafter is not None and self.drafting is not Drafting.PAUSED and self.drafter.reads_features
         )
@@ -126,7 +119,6 @@ class StepRun:
             return StepResult(boundaries=saved)
         sampled, rows, logits = self._sample(complete, hidden.normed)
         answers = self._answers([self.shares[i] for i in complete], sampled, rows)
-        run_s = time.perf_counter() - started_s
         if self.drafter is not None and self.drafting is Drafting.ON:
             answers = with_drafts(self.drafter, answers, self.view.caches)
         return StepResult(
@@ -134,8 +126,6 @@ class StepRun:
             boundaries=saved,
             sampled=sampled,
             logits=logits,
-            run_s=run_s,
-            draft_s=time.perf_counter() - started_s - run_s,
         )
 
     def _forward(self, with_features: bool) -> Hidden:

@@ -23,8 +23,14 @@ def row_bucket(count: int) -> int:
     return power * 3 // 4 if count <= power * 3 // 4 else power
 
 
-def draft_totals(num_sequences: int, most: int) -> list[int]:
-    """Drafts of all sequences together, at most ``most``, that fill a bucket of rows; ascending, 0 first."""
+def draft_totals(num_sequences: int, most: int, most_each: int) -> list[int]:
+    """Drafts of all sequences together, at most ``most`` and ``most_each`` a sequence; ascending, 0 first.
+
+    They fill buckets of rows; one sequence has 1, 2, 3 or all of its drafts.
+    """
+    most = min(most, num_sequences * most_each)
+    if num_sequences == 1:
+        return [total for total in sorted({0, 1, 2, 3, most_each}) if total <= most]
     held, totals = sequence_bucket(num_sequences), [0]
     while totals[-1] < most:
         rows = row_bucket(held + totals[-1] + 1)

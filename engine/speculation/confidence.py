@@ -1,9 +1,10 @@
 """Verifies the drafts that pay: as many as give the most tokens a second, the likeliest first.
 
 A draft is reached and accepted with the product of the confidences up to it. So a step with the d likeliest
-drafts gives n tokens and the sum of those products, in the time that steps of n + d rows have taken lately;
-the best d is the budget, and ``Ops.verify_budget`` shares it out. Where even the best does not beat plain
-steps, nothing is drafted for a while.
+drafts gives n tokens and the sum of those products, in the time that steps of n sequences and d drafts have
+taken lately; the best d is the budget, and ``Ops.verify_budget`` shares it out. Numbers of drafts are tried
+from the smallest one on, as long as they would pay if they took no longer than the one before. Where even the
+best does not beat plain steps, nothing is drafted for a while (``pauses``).
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import torch
 
 from deepinfer.engine.api import Float32Array
 from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.acceptance_profile import AcceptanceProfile
 from deepinfer.engine.speculation.buckets import MAX_ROWS, draft_totals, sequence_bucket
-from deepinfer.engine.speculation.costs import StepCosts
-from deepinfer.engine.speculation.pauses import TRIAL, Drafting, Pauses
-from deepinfer.engine.speculation.timing import StepTiming
+from deepinfer.engine.speculation.costs import BatchCosts
+from deepinfer.engine.speculation.pauses import Pauses
+from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.engine.transfer import fetched, moved
 from deepinfer.kernels.interface import Ops
 
-_GUESS = 0.5
-"""Confidence of a draft that nobody has seen."""
+_LOYALTY = 1.01
+"""What another number of drafts must promise more than the present one: a change may have to be recorded."""
 
 
 class ConfidenceDrafts:
@@ -33,8 +35,10 @@ class ConfidenceDrafts:
     def __init__(self, ops: Ops, num_drafts: int) -> None:
         """``num_drafts``: most drafts of a sequence."""
         self._ops, self._most = ops, num_drafts
-        self._plain, self._verifying, self._drafting = StepCosts(TRIAL), StepCosts(), StepCosts()
+        self._costs: dict[int, BatchCosts] = {}
+        self._profile = AcceptanceProfile(num_drafts)
         self._pauses = Pauses()
+        self._chosen: dict[int, int] = {}
 
     def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
         """See ``DraftPolicy``."""
@@ -45,51 +49,69 @@ class ConfidenceDrafts:
         for row, sequence in enumerate(sequences):
             given = sequence.drafts.confidences[: self._most]
             confidences[row, : len(given)] = given
-        total = min(room, self._budget(confidences, caps))
+        totals = draft_totals(len(sequences), min(room, int(caps.sum())), self._most)
+        total = self._best(len(sequences), totals, _expected(confidences, caps)[totals])
         asked = {0: torch.from_numpy(confidences), 1: torch.from_numpy(caps)}
         here = moved(asked, self._ops.device)
         (shares,) = fetched(self._ops.verify_budget(here[0], here[1], total))
         given_out: list[int] = shares.tolist()
         return given_out
 
-    def _budget(self, confidences: Float32Array, caps: np.ndarray) -> int:
-        """The number of drafts with the most expected tokens a second; the smallest of equals."""
-        num_sequences, tokens = len(caps), self._expected(confidences, caps)
-        seconds = self._verifying.curve(num_sequences, len(tokens))
-        seconds = seconds + self._drafting.curve(num_sequences, 1)[0]
-        return int(np.argmax(tokens / np.maximum(seconds, 1e-9)))
-
-    def unseen(self, sequences: Items[Sequence]) -> Unseen | None:
+    def unseen(self, sequences: Items[Sequence], num_drafted: int) -> Unseen:
         """A budget that fills a bucket of rows; who gets what of it is decided where the drafts are known.
 
-        How sure they are is guessed from the drafts before them.
+        How sure they are is guessed from the drafts before them. One sequence has all that were drafted.
         """
         count = len(sequences)
-        caps = np.full(count, self._most)
-        confidences = np.full((count, self._most), _GUESS, np.float32)
+        if count == 1:
+            return Unseen(num_drafted)
+        confidences = np.tile(self._profile.chances(), (count, 1))
         for row, sequence in enumerate(sequences):
             if sequence.drafts.size:
                 confidences[row] = sequence.drafts.confidences[: self._most]
-        held = sequence_bucket(count)
-        totals = np.array(draft_totals(count, min(count * self._most, MAX_ROWS - held)))
-        tokens = self._expected(confidences, caps)[totals]
-        seconds = self._verifying.curve(held, int(totals[-1]) + 1)[totals]
-        # what was never met is tried step by step, as long as it pays: each size has to be recorded first
-        is_known = np.array([self._verifying.is_known(held + total) for total in totals.tolist()])
-        if not is_known[0]:
-            return Unseen(0)
-        worth = np.where(is_known, tokens / np.maximum(seconds, 1e-9), 0.0)
-        best = int(np.argmax(worth))
-        if best + 1 < len(totals) and not is_known[best + 1]:
-            best += 1
-        best = int(totals[best])
-        return Unseen(self._most, best) if best else Unseen(0)
+        total = self._stable(count, confidences)
+        return Unseen(self._most, total) if total else Unseen(0)
 
-    def _expected(self, confidences: Float32Array, caps: np.ndarray) -> np.ndarray:
-        """Tokens of a step that verifies the 0, 1, 2, ... likeliest drafts."""
-        survival = np.multiply.accumulate(confidences, axis=1)
-        ranked = np.sort(survival[np.arange(survival.shape[1]) < caps[:, None]])[::-1]
-        return np.asarray(len(caps) + np.concatenate([[0.0], np.cumsum(ranked, dtype=np.float64)]))
+    def block(self, num_sequences: int) -> int:
+        """See ``DraftPolicy``; only a single sequence is known to have no use for the rest of a block."""
+        if num_sequences > 1:
+            return self._most
+        return self._stable(1, self._profile.chances()[None]) or self._most
+
+    def _stable(self, count: int, confidences: Float32Array) -> int:
+        """The best number of drafts but none, kept until another one is clearly better."""
+        room = MAX_ROWS - sequence_bucket(count)
+        totals = draft_totals(count, room, self._most)[1:]
+        if not totals:
+            return 0
+        tokens = _expected(confidences, np.full(count, self._most))[totals]
+        best, key = self._best(count, totals, tokens), sequence_bucket(count)
+        kept, known = self._chosen.get(key, best), self._costs_of(count).drafting
+        if kept in totals and known.is_known(kept) and known.is_known(best):
+            seconds = known.curve([kept, best])
+            here, there = tokens[totals.index(kept)], tokens[totals.index(best)]
+            if here * seconds[1] * _LOYALTY >= there * seconds[0]:
+                return kept
+        self._chosen[key] = best
+        return best
+
+    def _best(self, count: int, totals: Items[int], tokens: np.ndarray) -> int:
+        """Of ``totals`` the one with the most ``tokens`` a second; the smallest of equals, or one to try.
+
+        What was never met takes no longer than the next smaller number, as far as is known, nor less than a
+        plain step.
+        """
+        costs = self._costs_of(count)
+        plain_s = costs.plain_s
+        seconds = np.maximum(costs.drafting.curve(totals), max(plain_s, 1e-9))
+        speed, known = tokens / seconds, [total == 0 or costs.drafting.is_known(total) for total in totals]
+        best = int(np.argmax(np.where(known, speed, 0.0)))
+        ahead = best + 1 if any(known) else 0
+        if ahead < len(totals) and not known[ahead]:
+            is_better_than_plain = plain_s == 0 or speed[ahead] > count / plain_s
+            if not known[best] or (speed[ahead] > speed[best] and is_better_than_plain):
+                best = ahead
+        return totals[best]
 
     def mode(self, num_sequences: int) -> Drafting:
         """See ``DraftPolicy``."""
@@ -97,11 +119,24 @@ class ConfidenceDrafts:
 
     def learn(self, timing: StepTiming) -> None:
         """See ``DraftPolicy``."""
-        if not timing.is_drafting:
-            self._plain.learn(timing.num_rows, timing.run_s)
-            self._pauses.plain_step(timing.num_sequences)
-            return
-        self._verifying.learn(timing.num_rows, timing.run_s)
-        self._drafting.learn(timing.num_sequences, timing.draft_s)
-        plain_s = float(self._plain.curve(timing.num_sequences, 1)[0])
-        self._pauses.drafting_step(timing, plain_s)
+        costs = self._costs_of(timing.num_sequences)
+        costs.learn(timing)
+        self._profile.learn(timing.verified)
+        chosen = self._chosen.get(sequence_bucket(timing.num_sequences), timing.num_drafts)
+        is_trying = not costs.drafting.is_known(chosen)
+        self._pauses.learn(timing, costs.plain_s, is_trying)
+
+    def _costs_of(self, num_sequences: int) -> BatchCosts:
+        return self._costs.setdefault(sequence_bucket(num_sequences), BatchCosts())
+
+
+def _expected(confidences: Float32Array, caps: np.ndarray) -> np.ndarray:
+    """Tokens of a step that verifies the 0, 1, 2, ... likeliest drafts.
+
+    Args:
+        confidences: float32 [R, B].
+        caps: int64 [R], most drafts of each sequence.
+    """
+    survival = np.multiply.accumulate(confidences, axis=1)
+    ranked = np.sort(survival[np.arange(survival.shape[1]) < caps[:, None]])[::-1]
+    return np.asarray(len(caps) + np.concatenate([[0.0], np.cumsum(ranked, dtype=np.float64)]))

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.drafter import Drafter
-from deepinfer.engine.speculation.pauses import Drafting
 from deepinfer.engine.speculation.policy import DraftPolicy
 from deepinfer.engine.speculation.stats import DraftStats
-from deepinfer.engine.speculation.timing import StepTiming
+from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.engine.step_run import StepResult
 
 
-@dataclass(frozen=True)
+@dataclass
 class SpeculationControl:
-    """Who drafts, who decides, and who counts."""
+    """Who drafts, who decides, and who counts.
+
+    Steps are timed from landing to landing: what a step costs is what it keeps the next one waiting for, on
+    the host or on a device.
+
+    Attributes:
+        drafter, policy, stats: these.
+        clock: seconds.
+    """
 
     drafter: Drafter
     policy: DraftPolicy
     stats: DraftStats
+    clock: Callable[[], float] = time.perf_counter
+    _landed_s: float | None = field(default=None, init=False)
 
     def mode(self, shares: Items[Share]) -> Drafting:
         """What a step does for drafts; contexts of prompts are always kept."""
@@ -29,18 +40,23 @@ class SpeculationControl:
             return Drafting.WATCHING
         return wanted
 
-    def landed(self, shares: Items[Share], mode: Drafting, result: StepResult) -> None:
-        """A step has ended."""
+    def landed(self, shares: Items[Share], mode: Drafting, num_drafts: int, result: StepResult) -> None:
+        """A step has ended, which had rows for ``num_drafts`` drafts."""
+        verified = []
         for answer in result.answers:
             if answer.share.is_decoding:
-                self.stats.count(answer.share.num_drafts, answer.num_accepted, answer.verified.confidences)
-        if result.is_typical and all(share.is_decoding for share in shares):
+                verified.append((answer.share.num_drafts, answer.num_accepted))
+                self.stats.count(*verified[-1], answer.verified.confidences)
+        now_s, before_s = self.clock(), self._landed_s
+        is_whole = len(verified) == len(shares)  # no prompts, and nobody who had ended before
+        self._landed_s = now_s if is_whole else None
+        if is_whole and result.is_typical and before_s is not None:
             timing = StepTiming(
                 num_sequences=len(shares),
-                num_rows=result.num_rows or sum(1 + share.num_drafts for share in shares),
+                num_drafts=num_drafts,
                 num_tokens=sum(len(answer.token_ids) for answer in result.answers),
-                is_drafting=mode is Drafting.ON,
-                run_s=result.run_s,
-                draft_s=result.draft_s,
+                drafting=mode,
+                seconds=now_s - before_s,
+                verified=verified if num_drafts else (),
             )
             self.policy.learn(timing)

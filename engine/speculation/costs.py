@@ -1,65 +1,97 @@
-"""How long decode steps take, by number of rows, as measured while they run.
+"""How long decode steps take, by number of drafts, as measured while they run.
 
-What was never measured, or not for a long time, counts as no dearer than the next smaller number of rows, so
-it is tried and then known. Wrong figures cost speed and no bit.
+What was never measured, or not for a long time, counts as no dearer than the next smaller number, so it is
+tried where that would pay, and then known. Wrong figures cost speed and no bit.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 
+from deepinfer.engine.speculation.timing import Drafting, StepTiming
+
 Float64Array = npt.NDArray[np.float64]
 
 KEPT = 9
 """Timings of a size; their median is believed."""
 _ENOUGH = 3
-_MEMORY = 2000
+_MEMORY = 4000
 """Steps after which a size that was not met again is tried anew."""
+_WITHOUT_CONTEXTS = 0.95
+"""Of a step that keeps the contexts of drafts, what it takes without them, if that was never timed."""
 
 
-def size_class(num_rows: int) -> int:
+def size_class(size: int) -> int:
     """Sizes that share their timings: each up to 16, then steps of a sixteenth to an eighth."""
-    if num_rows <= 16:
-        return num_rows
-    grain = 1 << (num_rows.bit_length() - 4)
-    return -(-num_rows // grain) * grain
+    if size <= 16:
+        return size
+    grain = 1 << (size.bit_length() - 4)
+    return -(-size // grain) * grain
 
 
 @dataclass
 class StepCosts:
-    """Seconds of steps of one kind by size class, from the last ``kept`` of each."""
+    """Seconds of steps of one kind by size class, from the last few of each."""
 
-    kept: int = KEPT
     _timings: dict[int, deque[float]] = field(default_factory=dict)
+    _medians: dict[int, float] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
     _clock: int = 0
 
-    def learn(self, num_rows: int, seconds: float) -> None:
-        """A step of ``num_rows`` rows took so long."""
+    def learn(self, size: int, seconds: float) -> None:
+        """A step of this size took so long."""
         self._clock += 1
-        size = size_class(num_rows)
-        self._timings.setdefault(size, deque(maxlen=self.kept)).append(seconds)
+        size = size_class(size)
+        timings = self._timings.setdefault(size, deque(maxlen=KEPT))
+        timings.append(seconds)
         self._last[size] = self._clock
+        if len(timings) >= _ENOUGH:
+            self._medians[size] = median(timings)
 
-    def curve(self, num_rows: int, count: int) -> Float64Array:
-        """Seconds of ``num_rows``, ``num_rows + 1``, ...: float64 [count], never falling; 0 if all is new."""
-        known = {size: median(t) for size, t in self._timings.items() if self._is_known(size)}
-        sizes = np.array(sorted(known), np.int64)
-        wanted = np.array([size_class(num_rows + i) for i in range(count)])
-        places = np.searchsorted(sizes, wanted, side="right")
-        highest = np.maximum.accumulate(np.array([0.0, *(known[size] for size in sizes.tolist())]))
-        found: Float64Array = highest[places]
-        return found
+    def curve(self, sizes: Items[int]) -> Float64Array:
+        """Seconds of steps of these sizes: float64, never falling with the size; 0 if all is new."""
+        known = [(met, seconds) for met, seconds in self._medians.items() if self._is_recent(met)]
+        wanted = [size_class(size) for size in sizes]
+        return np.array([max((s for met, s in known if met <= size), default=0.0) for size in wanted])
 
-    def is_known(self, num_rows: int) -> bool:
-        """Whether steps of about so many rows were met lately, and often enough."""
-        size = size_class(num_rows)
-        return size in self._timings and self._is_known(size)
+    def is_known(self, size: int) -> bool:
+        """Whether steps of about this size were met lately, and often enough."""
+        size = size_class(size)
+        return size in self._medians and self._is_recent(size)
 
-    def _is_known(self, size: int) -> bool:
-        return len(self._timings[size]) >= _ENOUGH and self._clock - self._last[size] < _MEMORY
+    def _is_recent(self, size: int) -> bool:
+        return self._clock - self._last[size] < _MEMORY
+
+
+@dataclass
+class BatchCosts:
+    """Seconds of the steps of one batch size.
+
+    Attributes:
+        drafting: of steps that draft for the next one, by the drafts that they verify.
+        plain, watching: of those without, which do or do not keep the contexts of drafts.
+    """
+
+    drafting: StepCosts = field(default_factory=StepCosts)
+    plain: StepCosts = field(default_factory=StepCosts)
+    watching: StepCosts = field(default_factory=StepCosts)
+
+    def learn(self, timing: StepTiming) -> None:
+        """A step took so long."""
+        if timing.drafting is Drafting.ON:
+            self.drafting.learn(timing.num_drafts, timing.seconds)
+        else:
+            kind = self.plain if timing.drafting is Drafting.PAUSED else self.watching
+            kind.learn(0, timing.seconds)
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a step of plain decoding; 0 if none was met yet."""
+        measured = float(self.plain.curve([0])[0])
+        return measured or _WITHOUT_CONTEXTS * float(self.watching.curve([0])[0])

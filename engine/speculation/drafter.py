@@ -53,8 +53,8 @@ class Drafter(Protocol):
     def drafts_in_turn(self) -> bool:
         """Whether ``block`` drafts within a turn; if not, the host asks ``propose`` after it."""
 
-    def block(self, anchors: Anchors, caches: Caches) -> DraftOutput:
-        """``propose`` as work that may be recorded: on the device, and depending on tensors alone."""
+    def block(self, anchors: Anchors, caches: Caches, num_drafts: int) -> DraftOutput:
+        """``propose`` of so many drafts as work that may be recorded: it depends on tensors alone."""
 
 
 class ModelDrafter:
@@ -85,9 +85,9 @@ class ModelDrafter:
         tokens, confidences = fetched(out.tokens[:, 1:], out.confidences)
         return [Drafts(*row) for row in zip(tokens.numpy(), confidences.numpy(), strict=True)]
 
-    def block(self, anchors: Anchors, caches: Caches) -> DraftOutput:
+    def block(self, anchors: Anchors, caches: Caches, num_drafts: int) -> DraftOutput:
         """See ``Drafter``."""
-        return self._draft.propose(anchors, caches, num_drafts=self._num_drafts)
+        return self._draft.propose(anchors, caches, num_drafts=num_drafts)
 
     def _first_context(self, sequence: Sequence) -> int:
         return max(self._rule.low(sequence.prompt_length), sequence.draft_from)
@@ -122,6 +122,6 @@ class KnownContinuation:
             confidences[row, : len(ahead)] = 1.0
         return [Drafts(*row) for row in zip(tokens, confidences, strict=True)]
 
-    def block(self, anchors: Anchors, caches: Caches) -> DraftOutput:
+    def block(self, anchors: Anchors, caches: Caches, num_drafts: int) -> DraftOutput:
         """The text is known to the host alone."""
         raise NotImplementedError

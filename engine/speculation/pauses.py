@@ -1,59 +1,83 @@
 """When to stop drafting for a while: measured tokens a second with drafts against those without.
 
 Counted by batch size, since drafts pay for few sequences first. How many tokens a step gives varies from
-step to step far more than what it costs, so a loss is believed only when luck cannot explain it any more, and
-after plain decoding was timed once more: the machine may have become slower meanwhile. Then drafting pauses
-for a while that doubles each time, up to a limit. A trial goes on keeping the contexts of drafts, a pause
-does not: what it skips is unknown to the drafter afterwards.
+step to step far more than what it costs, so a loss is believed only when luck cannot explain it; with many
+sequences a handful of steps says so. Then drafting pauses. The first steps of a pause time plain decoding
+anew, for the machine may have become slower meanwhile: if drafts win after all, it ends there. Else it lasts,
+twice as long each time, up to a limit; its last steps keep contexts, which the others do not, so that the
+drafts that are tried afterwards are those of a running engine.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from enum import Enum
 from math import sqrt
-from statistics import fmean, pstdev
+from statistics import fmean
 
-from deepinfer.engine.speculation.timing import StepTiming
+import numpy as np
 
-_WINDOW, _FEWEST, _FRESH = 128, 24, 12
-"""Drafting steps that a judgement looks at, at most and at least, and those since plain steps were timed."""
-_LUCK = 1.5
+from deepinfer.engine.speculation.buckets import sequence_bucket
+from deepinfer.engine.speculation.timing import Drafting, StepTiming
+
+_WINDOW, _SETTLED, _FEWEST = 512, 64, 4
+"""Steps with drafts that a judgement looks at, at most; those after which a win is believed; at least."""
+_LUCK = 2.0
 """Standard errors of the mean number of tokens that are put down to luck."""
+_SPREAD = 0.5
+"""Standard deviation of the tokens of one sequence in a step, at least."""
 _ENOUGH = 0.99
 """Share of the speed of plain decoding below which drafting loses."""
 TRIAL = 5
 """Plain steps that show what plain decoding takes."""
+_WATCHED = 32
+"""Steps at the end of a pause that keep contexts."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 512, 8192
-
-
-class Drafting(Enum):
-    """What a step does for drafts: make them, keep their contexts only, or nothing."""
-
-    ON = "on"
-    WATCHING = "watching"
-    PAUSED = "paused"
+_ALIKE = 8
+"""Batches at least so large are judged like the nearest one that was met, up to twice as large."""
 
 
 @dataclass
 class _Case:
-    """What is known of one batch size; tokens and seconds are those of a sequence in a step."""
+    """What is known of one batch size; tokens and seconds are those of a sequence in a step.
 
-    num_plain_left: int = TRIAL
+    Attributes:
+        left: steps without drafts to come.
+        watched: of these, how many of the last ones keep contexts.
+        is_paused: whether they are a pause.
+        next_pause: how long the next one lasts.
+    """
+
+    left: int = TRIAL
+    watched: int = TRIAL
     is_paused: bool = False
-    is_suspected: bool = False
+    num_paused: int = 0
     next_pause: int = _FIRST_PAUSE
     tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_SETTLED))
 
-    def loses(self, plain_s: float) -> bool:
+    @property
+    def has_lost(self) -> bool:
+        """Whether drafting lost when it was last looked at."""
+        return self.next_pause > _FIRST_PAUSE
+
+    def loses(self, plain_s: float, num_sequences: int) -> bool:
         """Whether plain steps of ``plain_s`` would have been faster, however unlucky the drafts were."""
-        luck = _LUCK * pstdev(self.tokens) / sqrt(len(self.tokens))
-        # a step that had to be recorded, or waited for the machine, says nothing
+        if len(self.tokens) < _FEWEST:
+            return False
+        tokens = np.array(self.tokens)
+        luck = _LUCK * max(float(tokens.std()), _SPREAD / sqrt(num_sequences)) / sqrt(len(tokens))
+        # a step that waited for the machine says nothing
         cut = len(self.seconds) // 3
         seconds = fmean(sorted(self.seconds)[cut : len(self.seconds) - cut])
-        return (fmean(self.tokens) + luck) * plain_s < _ENOUGH * seconds
+        return (float(tokens.mean()) + luck) * plain_s < _ENOUGH * seconds
+
+    def pause(self) -> None:
+        self.left, self.watched, self.is_paused, self.num_paused = self.next_pause, _WATCHED, True, 0
+
+    def resume_after(self, steps: int) -> None:
+        self.left = self.watched = steps
+        self.is_paused = False
 
 
 @dataclass
@@ -65,35 +89,51 @@ class Pauses:
     def mode(self, num_sequences: int) -> Drafting:
         """What a step of so many sequences should do."""
         case = self._case(num_sequences)
-        if case.num_plain_left == 0:
+        if case.left == 0:
             return Drafting.ON
-        return Drafting.PAUSED if case.is_paused else Drafting.WATCHING
+        return Drafting.WATCHING if case.left <= case.watched else Drafting.PAUSED
 
-    def plain_step(self, num_sequences: int) -> None:
-        """A step ran without drafting."""
-        case = self._case(num_sequences)
-        case.num_plain_left = max(0, case.num_plain_left - 1)
-        case.is_paused &= case.num_plain_left > 0
+    def learn(self, timing: StepTiming, plain_s: float, is_trying: bool) -> None:
+        """A step has ended.
 
-    def drafting_step(self, timing: StepTiming, plain_s: float) -> None:
-        """A step ran with drafting; a plain one takes ``plain_s``, 0 if that is not known."""
+        ``plain_s`` are the seconds of a plain one, 0 if none was met; ``is_trying`` says that a number of
+        drafts is being tried that may yet pay.
+        """
         case = self._case(timing.num_sequences)
-        case.tokens.append(timing.num_tokens / timing.num_sequences)
-        case.seconds.append(timing.run_s + timing.draft_s)
-        if len(case.tokens) < _FEWEST or len(case.seconds) < _FRESH:
+        if timing.drafting is not Drafting.ON:
+            self._plain_step(case, timing, plain_s)
+        elif timing.num_drafts:  # the first step behind a pause has nothing to verify
+            case.tokens.append(timing.num_tokens / timing.num_sequences)
+            case.seconds.append(timing.seconds)
+            if case.left or is_trying or plain_s == 0:
+                return
+            if case.loses(plain_s, timing.num_sequences):
+                case.pause()
+            elif len(case.tokens) >= _SETTLED:
+                case.next_pause = _FIRST_PAUSE
+
+    def _plain_step(self, case: _Case, timing: StepTiming, plain_s: float) -> None:
+        case.left = max(0, case.left - 1)
+        if case.left == 0:
+            case.is_paused = False
+        if not case.is_paused or timing.drafting is not Drafting.PAUSED:
             return
-        if plain_s == 0:
-            case.num_plain_left = TRIAL
-        elif not case.loses(plain_s):
-            case.is_suspected, case.next_pause = False, _FIRST_PAUSE
-        elif not case.is_suspected:
-            case.is_suspected, case.num_plain_left = True, TRIAL
-            case.seconds.clear()
-        else:
-            case.num_plain_left, case.is_paused, case.is_suspected = case.next_pause, True, False
-            case.next_pause = min(2 * case.next_pause, _LONGEST_PAUSE)
-            case.tokens.clear()
-            case.seconds.clear()
+        case.num_paused += 1
+        if case.num_paused == TRIAL and case.tokens:
+            if case.loses(plain_s, timing.num_sequences):
+                case.next_pause = min(2 * case.next_pause, _LONGEST_PAUSE)
+                case.tokens.clear()
+                case.seconds.clear()
+            else:
+                case.resume_after(TRIAL)
 
     def _case(self, num_sequences: int) -> _Case:
-        return self._cases.setdefault(num_sequences.bit_length(), _Case())
+        key = sequence_bucket(num_sequences)
+        if key not in self._cases:
+            # losing with fewer sequences, drafts lose with more
+            like = [k for k in self._cases if k < key or (key >= _ALIKE and k <= 2 * key)]
+            case = self._cases[key] = _Case()
+            if like and self._cases[min(like, key=lambda k: abs(k - key))].has_lost:
+                case.pause()
+                case.next_pause = 2 * _FIRST_PAUSE
+        return self._cases[key]

@@ -10,8 +10,7 @@ from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.confidence import ConfidenceDrafts
 from deepinfer.engine.speculation.options import Speculation, SpeculationPolicy
-from deepinfer.engine.speculation.pauses import Drafting
-from deepinfer.engine.speculation.timing import StepTiming
+from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.kernels.interface import Ops
 
@@ -22,8 +21,11 @@ class DraftPolicy(Protocol):
     def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
         """Drafts of each decoding sequence, at most ``num_useful_drafts`` each and ``room`` together."""
 
-    def unseen(self, sequences: Items[Sequence]) -> Unseen | None:
-        """What a step verifies that starts before its drafts are known here; None if it must wait."""
+    def unseen(self, sequences: Items[Sequence], num_drafted: int) -> Unseen:
+        """What a step verifies that starts before its drafts, so many of each sequence, are known here."""
+
+    def block(self, num_sequences: int) -> int:
+        """How many drafts a step in which so many sequences decode makes of each for the next one."""
 
     def mode(self, num_sequences: int) -> Drafting:
         """What a step in which so many sequences decode does for the drafts of the next one."""
@@ -48,9 +50,13 @@ class FixedDrafts:
             room -= share
         return given
 
-    def unseen(self, sequences: Items[Sequence]) -> Unseen | None:
+    def unseen(self, sequences: Items[Sequence], num_drafted: int) -> Unseen:
         """The number."""
         return Unseen(self._num_drafts)
+
+    def block(self, num_sequences: int) -> int:
+        """The number."""
+        return self._num_drafts
 
     def mode(self, num_sequences: int) -> Drafting:
         """Always on."""

@@ -48,6 +48,8 @@ class DraftStats:
         """A sequence had ``num_drafts`` drafted rows, of which the first ``num_accepted`` were accepted."""
         self.num_answers += 1
         self.num_tokens += num_accepted + 1
+        if num_drafts == 0:  # a plain step of many sequences must not cost more than it has to
+            return
         self.num_verified[:num_drafts] += 1
         self.num_accepted[:num_accepted] += 1
         reached = min(num_accepted + 1, num_drafts)

@@ -1,8 +1,18 @@
-"""How long a decode step took."""
+"""How long a decode step took, and what it gave."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Drafting(Enum):
+    """What a step does for drafts: make them, keep their contexts only, or nothing."""
+
+    ON = "on"
+    WATCHING = "watching"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,16 +21,16 @@ class StepTiming:
 
     Attributes:
         num_sequences: sequences that decode.
-        num_rows: their rows, drafted ones included.
+        num_drafts: drafts that the step had rows for.
         num_tokens: tokens that the step gave.
-        is_drafting: whether contexts were kept for drafting and drafts were made.
-        run_s: seconds of everything but drafting.
-        draft_s: seconds of drafting.
+        drafting: what it did for the drafts of the next one.
+        seconds: from the end of the step before to its own.
+        verified: drafts of each sequence that were verified, and how many of them were accepted.
     """
 
     num_sequences: int
-    num_rows: int
+    num_drafts: int
     num_tokens: int
-    is_drafting: bool
-    run_s: float
-    draft_s: float
+    drafting: Drafting
+    seconds: float
+    verified: Items[tuple[int, int]] = ()

@@ -20,7 +20,7 @@ from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.sampler import NUM_WORDS
 from deepinfer.engine.speculation.drafter import Drafter
-from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_records import StepLayout
 from deepinfer.engine.turns.constants import TurnConstants
 from deepinfer.engine.turns.outcome import Found
@@ -68,11 +68,13 @@ class DeviceTurn:
                 rows.table[:, SLOT].clamp(min=0),
                 torch.where(is_real, rows.table[:, CONTEXT], self.constants.zero),
             )
-            ahead = drafter.block(anchors, self.caches)
+            ahead = drafter.block(anchors, self.caches, shape.num_drafted)
         drafts, confidences = golden[:, None][:, :0], processed[:, None][:0, :0]
         if ahead is not None:
             drafts, confidences = ahead.tokens[:, 1:], ahead.confidences
             self.state.sure[rows.place, : confidences.shape[1]] = confidences
+            # what was not drafted now keeps its old tokens, and nobody is sure of them
+            self.state.sure[rows.place, confidences.shape[1] :] = 0.0
         self._leave(rows, shape, accepted, golden, drafts, start)
         found = Found(
             ids=ids,

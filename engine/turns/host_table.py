@@ -11,7 +11,7 @@ from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.buckets import row_bucket, sequence_bucket
-from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.step_records import StepLayout
 from deepinfer.engine.turns.table import (
@@ -50,6 +50,7 @@ class HostTable:
         self,
         shares: Items[Share],
         drafting: Drafting,
+        num_drafted: int,
         vocab_size: int,
         is_left: Items[bool],
         num_shared_out: int | None,
@@ -59,6 +60,7 @@ class HostTable:
         Args:
             shares: one known row each, and drafts.
             drafting: what the turn does for drafts.
+            num_drafted: drafts that it makes of each sequence.
             vocab_size: V.
             is_left: which sequences go on from what the turn before left on the device, unknown here.
             num_shared_out: drafts of all together, if the device gives each its share; those of ``shares``
@@ -76,7 +78,8 @@ class HostTable:
         ends = np.array([s.most_tokens for s in sequences])
         starts = np.where(left, FROM_DEVICE, ends - 1)
         total = int(drafts.sum()) if num_shared_out is None else num_shared_out
-        shape = self._shape(len(shares), total, ends + drafts, int(held.max()), drafting)
+        shape = self._shape(len(shares), total, ends + drafts, int(held.max()))
+        shape = replace(shape, drafting=drafting, num_drafted=num_drafted)
         if num_shared_out:
             shape = replace(shape, num_rows=shape.num_sequences + num_shared_out, is_shared_out=True)
         table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
@@ -122,9 +125,7 @@ class HostTable:
             if count:
                 row[before + 1 : before + 1 + count] = sequence.drafts.tokens[:count]
 
-    def _shape(
-        self, num_sequences: int, num_drafts: int, ends: Int64, num_blocks: int, drafting: Drafting
-    ) -> TurnShape:
+    def _shape(self, num_sequences: int, num_drafts: int, ends: Int64, num_blocks: int) -> TurnShape:
         has_drafts = num_drafts > 0
         bucket = sequence_bucket(num_sequences)
         return TurnShape(
@@ -141,7 +142,6 @@ class HostTable:
                 )
                 for ratio in self._layout.ratios
             ),
-            drafting=drafting,
         )
 
 

@@ -11,7 +11,7 @@ from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.buckets import MAX_ROWS
 from deepinfer.engine.speculation.drafter import Drafter
-from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_records import StepLayout
 from deepinfer.engine.turns.constants import TurnConstants
 from deepinfer.engine.turns.device_turn import DeviceTurn
@@ -72,20 +72,23 @@ class TurnPlayer:
         self,
         shares: tuple[Share, ...],
         drafting: Drafting,
+        num_drafted: int,
         saved: tuple[int, bool],
         keeps_logits: bool,
         num_shared_out: int | None,
     ) -> TurnRun:
         """A turn of these shares.
 
-        ``saved`` says which rings are kept at block ends, see ``TurnRun``; ``num_shared_out`` how many drafts
-        the device shares out, see ``HostTable``.
+        ``saved`` says which rings are kept at block ends, see ``TurnRun``; ``num_drafted`` how many drafts it
+        makes of each sequence, ``num_shared_out`` how many the device shares out, see ``HostTable``.
         """
         turn = self.turn
         config = turn.model.config
         is_left = [share.sequence.num_in_flight > 0 for share in shares]
-        shape, table = self.table.of(shares, drafting, config.vocab_size, is_left, num_shared_out)
         asks_host = turn.drafter is not None and not turn.drafter.drafts_in_turn
+        shape, table = self.table.of(
+            shares, drafting, 0 if asks_host else num_drafted, config.vocab_size, is_left, num_shared_out
+        )
         return TurnRun(
             recordings=self.recordings,
             ops=turn.model.ops,

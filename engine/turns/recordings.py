@@ -69,7 +69,7 @@ class TurnRecordings:
     """Plays turns on one set of caches.
 
     Attributes:
-        ended_s: when the last outcome was there (``time.perf_counter``).
+        num_unplayed: turns so far that were compiled or recorded.
     """
 
     def __init__(self, turn: DeviceTurn, capture: Capture | None = None) -> None:
@@ -78,7 +78,7 @@ class TurnRecordings:
         self._is_cuda = turn.model.ops.device.type == "cuda"
         self._capture = capture or (CudaCapture() if self._is_cuda else run_again)
         self._recordings: dict[TurnShape, _Recording] = {}
-        self.ended_s = 0.0
+        self.num_unplayed = 0
 
     @property
     def num_recorded(self) -> int:
@@ -94,6 +94,7 @@ class TurnRecordings:
         """Hand a turn to the device."""
         recording = self._recordings.get(shape)
         is_typical = recording is not None and recording.play is not None
+        self.num_unplayed += not is_typical
         source = torch.from_numpy(table)
         if recording is None:
             place = torch.empty(table.shape, dtype=torch.int64, device=self._turn.model.ops.device)

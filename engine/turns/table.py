@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import Drafting
 
 SLOT, START, DRAFTS, LIMIT, LOW, CONTEXT, SEED, SAMPLE, HEAT, FLOOR, TOP_K = range(11)
 """Columns of a sequence: state slot (-1 for padding); position of its last known token; drafts to verify; one
@@ -34,6 +34,7 @@ class TurnShape:
         history: n.
         entries: (ratio, room for entries of all sequences, room for those of the longest), by ratio.
         drafting: what the turn does for drafts.
+        num_drafted: drafts that it makes of each sequence, if it does.
         is_shared_out: whether the T - R drafts go to the likeliest ones, which the device alone knows; if
             not, every sequence has as many as its row of the table says.
     """
@@ -44,7 +45,8 @@ class TurnShape:
     num_blocks: int
     history: int
     entries: tuple[tuple[int, int, int], ...]
-    drafting: Drafting
+    drafting: Drafting = Drafting.PAUSED
+    num_drafted: int = 0
     is_shared_out: bool = False
 
     @property

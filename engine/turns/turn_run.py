@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from deepinfer.engine.sampler import Sampled, top_tokens
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
-from deepinfer.engine.speculation.pauses import Drafting
+from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.step_run import Answer, Boundary, StepResult, answer_of, with_drafts
 from deepinfer.engine.torch_threads import torch_threads_of
@@ -63,27 +62,24 @@ class TurnRun:
 
     def launch(self) -> Callable[[], StepResult]:
         """Start it; what comes back waits for the result."""
-        started_s = time.perf_counter()
         with torch_threads_of(self.ops):
             played = self.recordings.play(self.shape, self.table)
+        num_unplayed = self.recordings.num_unplayed
 
         def finish() -> StepResult:
             outcome = played.wait()
+            # while the turn behind this one was recorded, nobody could look
+            is_typical = played.is_typical and self.recordings.num_unplayed == num_unplayed
             logits = played.logits.clone() if self.keeps_logits else played.logits
-            return self._result(outcome, replace(played, logits=logits), started_s)
+            return self._result(outcome, replace(played, logits=logits, is_typical=is_typical))
 
         return finish
 
-    def _result(self, outcome: Outcome, played: Played, started_s: float) -> StepResult:
+    def _result(self, outcome: Outcome, played: Played) -> StepResult:
         logits = played.logits
-        # a turn that was queued behind another one began when that one ended
-        began_s = max(started_s, self.recordings.ended_s)
-        self.recordings.ended_s = time.perf_counter()
-        run_s = self.recordings.ended_s - began_s
         answers = self._answers(outcome)
         sampled = self._sampled(outcome, logits, answers)
         boundaries = self._boundaries(outcome)
-        drafting_s = time.perf_counter()
         if self.drafter is not None and self.shape.drafting is Drafting.ON:
             with torch_threads_of(self.ops):
                 answers = with_drafts(self.drafter, answers, self.caches)
@@ -92,10 +88,7 @@ class TurnRun:
             sampled=sampled,
             logits=logits,
             boundaries=tuple(boundaries),
-            num_rows=self.shape.num_rows,
             is_typical=played.is_typical,
-            run_s=run_s,
-            draft_s=time.perf_counter() - drafting_s,
         )
 
     def _answers(self, outcome: Outcome) -> list[Answer]:

@@ -86,15 +86,15 @@ class Oracle(ModelDrafter):
         super().__init__(llm._draft, llm.rule)
         self._truth, self._confidence = truth, torch.full((1, 5), 0.5)
 
-    def block(self, anchors: Anchors, caches: Caches) -> DraftOutput:
+    def block(self, anchors: Anchors, caches: Caches, num_drafts: int) -> DraftOutput:
         ahead = anchors.positions[:, None] + torch.arange(1, 6)
         wanted = self._truth[anchors.slots[:, None], ahead.clamp(max=self._truth.shape[1] - 1)]
         right = (anchors.positions * 7 + anchors.slots) % 6
         wrong = torch.arange(5) >= right[:, None]
         tokens = torch.where(wrong, (wanted + 1) % 512, wanted)
         nothing = torch.empty(0)
-        sure = self._confidence.expand(len(tokens), 5).contiguous()
-        known = torch.cat([anchors.golden[:, None], tokens], 1)
+        sure = self._confidence.expand(len(tokens), 5)[:, :num_drafts].contiguous()
+        known = torch.cat([anchors.golden[:, None], tokens[:, :num_drafts]], 1)
         return DraftOutput(
             hidden=nothing,
             base_logits=nothing,

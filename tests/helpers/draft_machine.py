@@ -1,0 +1,149 @@
+"""A machine that only takes time: decode steps with drafts under a policy, one step ahead of what is known.
+
+Seconds follow a formula, acceptance is drawn; a policy sees both as an engine would show them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deepinfer.engine.api import GenerateRequest, SamplingParams
+from deepinfer.engine.sequence import Sequence
+from deepinfer.engine.speculation.buckets import row_bucket, sequence_bucket
+from deepinfer.engine.speculation.drafts import Drafts
+from deepinfer.engine.speculation.policy import DraftPolicy
+from deepinfer.engine.speculation.timing import Drafting, StepTiming
+
+NUM_DRAFTS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Milliseconds of a step.
+
+    Attributes:
+        plain: without anything of drafts.
+        contexts: more, where contexts are kept.
+        stages: more, where a block is drafted, and for each of its tokens.
+        row: more, for each drafted row.
+        noise: share by which a step varies; one of 50 takes five times as long.
+    """
+
+    plain: float
+    contexts: float
+    stages: tuple[float, float]
+    row: float
+    noise: float = 0.01
+
+    def of(self, num_rows: int, drafting: Drafting, num_drafted: int) -> float:
+        """Without noise."""
+        found = self.plain + self.row * num_rows
+        if drafting is not Drafting.PAUSED:
+            found += self.contexts
+        if drafting is Drafting.ON:
+            found += self.stages[0] + self.stages[1] * num_drafted
+        return found
+
+    def measured(self, seconds: float, draw: np.random.Generator) -> float:
+        """What is seen of it."""
+        is_slow = draw.random() < 0.02
+        return seconds * float(1 + self.noise * draw.standard_normal()) * (5 if is_slow else 1)
+
+
+@dataclass
+class Played:
+    """Expected tokens and seconds of a run; ``shapes`` are those that would have been recorded."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    steps: dict[Drafting, int] = field(default_factory=dict)
+    shapes: set[tuple[int, Drafting, int]] = field(default_factory=set)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass
+class Machine:
+    """``chances``: of each draft of a block, if those before it were accepted, on average."""
+
+    clock: Clock
+    num_sequences: int
+    chances: tuple[float, ...] = (0.5, 0.3, 0.4, 0.4, 0.4)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._draw = np.random.default_rng(self.seed)
+        params = SamplingParams(max_tokens=10**6)
+        self.sequences = [
+            Sequence(
+                GenerateRequest(request_id=f"r{i}", token_ids=[1], params=params), i, 0, 0,
+                np.array([1]), 10**6,
+            )
+            for i in range(self.num_sequences)
+        ]  # fmt: skip
+        self._plays: dict[tuple[int, Drafting, int], int] = {}
+
+    def run(self, policy: DraftPolicy, steps: int) -> Played:
+        """So many steps; each begins before its predecessor is learned from."""
+        played, landing = Played(), deque[StepTiming | None]()
+        drafted, ahead = 0, np.zeros((self.num_sequences, 0))
+        for _ in range(steps):
+            count = self.num_sequences
+            mode = policy.mode(count)
+            unseen = policy.unseen(self.sequences, drafted) if drafted else None
+            asked = 0
+            if unseen is not None:
+                asked = count * unseen.most if unseen.total is None else unseen.total
+            block = policy.block(count) if mode is Drafting.ON else 0
+            verified, expected = self._verified(ahead, asked)
+            seconds, is_typical = self._seconds(asked, mode, block, played)
+            played.seconds += seconds
+            num_tokens = count + sum(accepted for _, accepted in verified)
+            played.tokens += count + expected
+            played.steps[mode] = played.steps.get(mode, 0) + 1
+            landing.append(
+                StepTiming(
+                    num_sequences=count, num_drafts=asked, num_tokens=num_tokens, drafting=mode,
+                    seconds=self.clock.measured(seconds, self._draw), verified=verified if asked else (),
+                )
+                if is_typical else None
+            )  # fmt: skip
+            if len(landing) > 1 and (timing := landing.popleft()) is not None:
+                policy.learn(timing)
+            drafted, ahead = block, self._drafts(block)
+        return played
+
+    def _seconds(self, asked: int, mode: Drafting, block: int, played: Played) -> tuple[float, bool]:
+        """The first two plays of a shape are compiled and recorded: their time is no step's."""
+        held = sequence_bucket(self.num_sequences)
+        shape = (row_bucket(held + asked) if asked else held, mode, block)
+        played.shapes.add(shape)
+        self._plays[shape] = self._plays.get(shape, 0) + 1
+        return self.clock.of(shape[0] - held, mode, block), self._plays[shape] > 2
+
+    def _drafts(self, block: int) -> np.ndarray:
+        """Confidences that say how likely each draft is accepted."""
+        mean = np.array(self.chances[:block])
+        spread = np.minimum(np.minimum(mean, 1 - mean), 0.25)
+        sure = self._draw.uniform(mean - spread, mean + spread, (self.num_sequences, block))
+        sure = sure.astype(np.float32)
+        tokens = np.zeros(block, np.int64)
+        for sequence, row in zip(self.sequences, sure, strict=True):
+            sequence.drafts = Drafts(tokens, row)
+        return sure
+
+    def _verified(self, sure: np.ndarray, asked: int) -> tuple[list[tuple[int, int]], float]:
+        """Shares of the likeliest drafts and how many of each are accepted; how many one may expect."""
+        survival = np.cumprod(sure, axis=1)
+        order = np.argsort(-survival, axis=None, kind="stable")[:asked]
+        shares = np.bincount(order // max(1, sure.shape[1]), minlength=self.num_sequences)
+        is_right = self._draw.random(sure.shape) < sure
+        is_right &= np.arange(sure.shape[1]) < shares[:, None]
+        accepted = np.cumprod(is_right, axis=1).sum(1)
+        expected = float(survival.flatten()[order].sum())
+        return list(zip(shares.tolist(), accepted.tolist(), strict=True)), expected
