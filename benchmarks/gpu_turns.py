@@ -88,7 +88,7 @@ def speculation_speed(
 ) -> dict[str, Any]:
     """Tokens a second of every policy against plain decoding, in turns: medians of alternating rounds.
 
-    ``is_short`` leaves out synchronous decoding and known drafts. Late graphs are recorded in measured rounds.
+    ``is_short`` leaves out synchronous decoding and known drafts. Late graphs fall into measured rounds.
     """
     started = time.perf_counter()
     base = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))
