@@ -72,9 +72,9 @@ class DeviceTurn:
         drafts, confidences = golden[:, None][:, :0], processed[:, None][:0, :0]
         if ahead is not None:
             drafts, confidences = ahead.tokens[:, 1:], ahead.confidences
-            self.state.sure[rows.place, : confidences.shape[1]] = confidences
             # what was not drafted now keeps its old tokens, and nobody is sure of them
-            self.state.sure[rows.place, confidences.shape[1] :] = 0.0
+            num_old = self.state.sure.shape[1] - confidences.shape[1]
+            self.state.sure[rows.place] = torch.nn.functional.pad(confidences, (0, num_old))
         self._leave(rows, shape, accepted, golden, drafts, start)
         found = Found(
             ids=ids,
