@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from deepinfer.kernels.gpu.direct import Kernel
+
 F = TypeVar("F", bound=Callable[..., Any])
 Ptr = tl.tensor  # Triton reads annotations, and knows no other names than its own
 """A tensor as a kernel sees it: the address of its first element."""
@@ -27,9 +29,9 @@ NPU_PROGRAMS = 65_535
 _COUNTS = ("num_rows", "num_items", "num_groups", "count")
 
 
-def kernel(function: F) -> Any:
+def kernel(function: F) -> Kernel:
     """Compile ``function`` at its first launch; how many rows there are never makes it another program."""
-    return triton.jit(function, do_not_specialize=_COUNTS)
+    return Kernel(triton.jit(function, do_not_specialize=_COUNTS))
 
 
 def device(function: F) -> F:
@@ -39,12 +41,17 @@ def device(function: F) -> F:
 
 
 def launch(
-    function: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
+    function: Kernel, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
 ) -> None:
     """Run ``function`` on ``grid`` programs; an empty grid does nothing."""
-    if 0 not in grid:
-        place = next(a.device.type for a in arguments if isinstance(a, torch.Tensor))
-        function[grid](*arguments, **launch_options(place, grid, num_warps), **constants)
+    if 0 in grid:
+        return
+    place = next(a.device.type for a in arguments if isinstance(a, torch.Tensor))
+    options = launch_options(place, grid, num_warps) | constants
+    if place == "cuda":
+        function.launch(grid, arguments, options)
+    else:  # Triton's interpreter, its compiler alone, and Ascend's chips
+        function.function[grid](*arguments, **options)
 
 
 def launch_options(place: str, grid: tuple[int, ...], num_warps: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class _NoDevice:
+class NoDevice:
     """What Triton asks of a driver, without a device behind it."""
 
     def get_current_target(self) -> Any:
@@ -32,7 +32,7 @@ def compile_only(
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    driver.set_active(_NoDevice())
+    driver.set_active(NoDevice())
     run: Any = JITFunction.run
 
     def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
