@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from gpu_engine_bits import check_logits, check_recorded, check_scores, check_trace, make  # noqa: E402
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
+from gpu_scoring import scoring_host, scoring_ratio  # noqa: E402
 from gpu_turn_kernels import turn_kernels  # noqa: E402
 from gpu_turns import gaps, host_profile, same_bytes, scoring_kernels, speculation_speed  # noqa: E402
 
@@ -125,6 +126,8 @@ STAGES: dict[str, Stage] = {
     "scoring": lambda options, seconds: scoring_kernels(
         {"fast": _fast(options), "library": replace(_fast(options), backend="library")}
     ),
+    "scoring-ratio": lambda options, seconds: scoring_ratio(_fast(options)),
+    "scoring-host": lambda options, seconds: scoring_host(_fast(options)),
     "baselines": lambda options, seconds: lock_fast(_fast(options), options.out),
     "traffic": lambda options, seconds: random_traffic(_strict(options), min(seconds / 4, options.traffic)),
     "traffic-fast": lambda options, seconds: random_traffic(

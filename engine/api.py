@@ -48,8 +48,8 @@ class EngineConfig:
         asynchronous: plan a step while the one before it runs; ``None`` does so on a CUDA device and not on
             a CPU, whose cores are busy. Bits never depend on it.
         allow_long: read sequences past the length that the model was trained for.
-        recorded_steps: run small steps padded to shared shapes, on a CUDA device as graphs; ``None`` does so
-            there and not on a CPU, where it saves nothing. Bits never depend on it.
+        recorded_steps: run small steps, and those of scoring, padded to shared shapes, on a CUDA device as
+            graphs; ``None`` does so there and not on a CPU, where it saves nothing. Bits never depend on it.
         speculation: how many drafted tokens a decode step verifies; bits never depend on it.
     """
 
@@ -69,6 +69,11 @@ class EngineConfig:
     recorded_steps: bool | None = None
     allow_long: bool = False
     backend: str = "cpu"
+
+    @property
+    def records_steps(self) -> bool:
+        """``recorded_steps`` with its default filled in."""
+        return self.device is Device.CUDA if self.recorded_steps is None else self.recorded_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from deepinfer.engine.step_records import (
     plan_groups,
     plan_records,
 )
-from deepinfer.engine.transfer import Movable, moved
+from deepinfer.engine.transfer import Movable
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,13 @@ class Bucket:
 
     Attributes:
         num_rows: rows, padding included.
+        history: room for ring records that the window buffer begins with.
         entries: (ratio, room for entries of all sequences, room for those of the longest), by ratio.
         is_shared: whether the decoder layers read the encoder's rows.
     """
 
     num_rows: int
+    history: int
     entries: tuple[tuple[int, int, int], ...]
     is_shared: bool
 
@@ -93,13 +95,8 @@ class Step(Movable):
         return self.kept.shape[0] < self.token_ids.shape[0]
 
 
-def build_step(chunks: Sequence[Chunk], rule: PrefillRule, layout: StepLayout, device: torch.device) -> Step:
-    """Plan a step (see ``plan_step``) and put what the layers read on ``device``."""
-    return moved(host_step(chunks, rule, layout), device)
-
-
 def host_step(chunks: Sequence[Chunk], rule: PrefillRule, layout: StepLayout) -> Step:
-    """A planned step with its tensors on the CPU."""
+    """A planned step (see ``plan_step``) with its tensors on the CPU."""
     plan = plan_step(chunks, rule, layout.history)
     groups = {ratio: plan_groups(plan, ratio, layout.max_drafts) for ratio in layout.ratios}
     slots = np.array([chunk.slot for chunk in plan.chunks], np.int64)

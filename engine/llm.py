@@ -31,7 +31,6 @@ from deepinfer.engine.draft_request import DraftRequest, DraftResult
 from deepinfer.engine.errors import ConfigError, InputError
 from deepinfer.engine.generation import collect, stream
 from deepinfer.engine.loading import LoadedModel
-from deepinfer.engine.logprobs import ScoreSheet, fill_sheets
 from deepinfer.engine.model.draft import Anchors, Draft
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.model_config import ModelConfig
@@ -39,6 +38,7 @@ from deepinfer.engine.prefill import prefill_rule
 from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.runner import Wave
 from deepinfer.engine.scheduler import Limits
+from deepinfer.engine.scoring import Scorer
 from deepinfer.engine.speculation.drafter import Drafter, ModelDrafter
 from deepinfer.engine.speculation.stats import DraftStats
 from deepinfer.engine.state import cache_rows
@@ -155,29 +155,11 @@ class LLM:
 
         Requests are read, run together up to ``max_batch_tokens``, and answered in order.
         """
-        waiting: list[ScoreSheet | RequestFailure] = []
-        num_tokens = 0
-        for request in requests:
-            ids = checked_ids(request, self.model_config)
-            size = 0 if isinstance(ids, RequestFailure) else len(ids)
-            if waiting and num_tokens + size > self.config.max_batch_tokens:
-                yield from self._finish(waiting)
-                waiting, num_tokens = [], 0
-            waiting.append(ids if isinstance(ids, RequestFailure) else self._sheet(request, ids))
-            num_tokens += size
-        yield from self._finish(waiting)
+        return self._scorer.score(requests)
 
-    def _sheet(self, request: ScoreRequest, ids: Int64) -> ScoreSheet:
-        return ScoreSheet(request, ids, self.rule.low(len(ids)) + 1, self.model_config.vocab_size)
-
-    def _finish(self, waiting: list[ScoreSheet | RequestFailure]) -> Iterator[ScoreResult | RequestFailure]:
-        sheets = [item for item in waiting if isinstance(item, ScoreSheet)]
-        wave = Wave(self._model, None, self.rule, [sheet.token_ids for sheet in sheets])
-        with torch_threads_of(self._model.ops):
-            for rows in wave.run(self.config.max_batch_tokens, self.config.max_chunk_tokens):
-                fill_sheets(self._model, rows, sheets)
-        for item in waiting:
-            yield item.result() if isinstance(item, ScoreSheet) else item
+    @cached_property
+    def _scorer(self) -> Scorer:
+        return Scorer(self._model, self.rule, self.config)
 
     @cached_property
     def _core(self) -> EngineCore:
@@ -193,7 +175,7 @@ class LLM:
             prefix_caching=config.prefix_caching,
             speculation=config.speculation,
             asynchronous=on_device if config.asynchronous is None else config.asynchronous,
-            graphs=on_device if config.recorded_steps is None else config.recorded_steps,
+            graphs=config.records_steps,
         )
         return EngineCore(self._model, self.rule, sizes, self._drafter)
 

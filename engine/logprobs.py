@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,18 @@ from deepinfer.engine.api import Float32Array, ScoreRequest, ScoreResult
 from deepinfer.engine.errors import NonFiniteError
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.step_plan import Int64
-from deepinfer.engine.transfer import fetched, moved
+from deepinfer.engine.transfer import fetching, moved
 
-HEAD_ROWS = 256
-"""Rows of logits alive at once; each row is its own sum, so the number moves no bit."""
+_HEAD_ROWS = 256
+_HEAD_BYTES = 1 << 26
+
+
+def head_rows(device: torch.device, vocab_size: int) -> int:
+    """Rows of logits alive at once; each row is its own sum, so the number moves no bit.
+
+    A few stay in the caches of a CPU. A device waits for launches, so it gets as many as 64 MiB hold.
+    """
+    return _HEAD_ROWS if device.type == "cpu" else max(_HEAD_ROWS, _HEAD_BYTES // (4 * vocab_size))
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,19 @@ def fill_sheets(
     Raises:
         NonFiniteError: a wanted row has a NaN or infinite logit; names the request and the position.
     """
+    filling_sheets(model, rows, sheets, candidates)()
+
+
+def filling_sheets(
+    model: Transformer,
+    rows: HiddenRows,
+    sheets: Sequence[ScoreSheet | None],
+    candidates: Int64 | None = None,
+) -> Callable[[], None]:
+    """Begin to score rows as ``fill_sheets`` does; what comes back waits for the device and fills sheets.
+
+    ``rows`` may be written over by later work on the device.
+    """
     wanted, targets = [], []
     numbers = range(len(rows.positions)) if candidates is None else candidates.tolist()
     sequences, positions = rows.sequence.tolist(), rows.positions.tolist()
@@ -89,35 +110,42 @@ def fill_sheets(
         if (sheet.final_logits is not None) if is_last else position + 1 >= sheet.first:
             wanted.append(row)
             targets.append(0 if is_last else int(sheet.token_ids[position + 1]))
-    if wanted:
-        _score_rows(model, rows, sheets, np.array(wanted, np.int64), np.array(targets, np.int64))
+    if not wanted:
+        return lambda: None
+    return _score_rows(model, rows, sheets, np.array(wanted, np.int64), np.array(targets, np.int64))
 
 
 def _score_rows(
     model: Transformer, rows: HiddenRows, sheets: Sequence[ScoreSheet | None], picked: Int64, targets: Int64
-) -> None:
+) -> Callable[[], None]:
     """All parts are computed before the host waits for their log-probabilities, once."""
     where, asked = moved(
         {0: torch.from_numpy(picked), 1: torch.from_numpy(targets)}, model.ops.device
     ).values()
     sequences, positions = rows.sequence[picked], rows.positions[picked]
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for start in range(0, len(picked), HEAD_ROWS):
-        part = slice(start, start + HEAD_ROWS)
+    step = head_rows(model.ops.device, model.config.vocab_size)
+    for start in range(0, len(picked), step):
+        part = slice(start, start + step)
         logits = model.logits(rows.normed[where[part]])
         parts.append(model.ops.token_logprobs(logits, asked[part]))
         for sequence, mine in _by_sequence(sequences[part]):
             sheet = sheets[sequence]
             assert sheet is not None
             _write_rows(model, sheet, logits, mine, positions[part][mine] + 1)
-    logprobs, ranks = (found.numpy() for found in fetched(*(torch.cat(p) for p in zip(*parts, strict=True))))
-    _refuse_non_finite(logprobs, sequences, positions, sheets)
-    for sequence, mine in _by_sequence(sequences):
-        sheet = sheets[sequence]
-        assert sheet is not None
-        at = positions[mine] + 1
-        mine, at = mine[at < len(sheet.token_ids)], at[at < len(sheet.token_ids)]
-        sheet.logprobs[at], sheet.ranks[at], sheet.valid[at] = logprobs[mine], ranks[mine], True
+    fetch = fetching(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def fill() -> None:
+        logprobs, ranks = (found.numpy() for found in fetch())
+        _refuse_non_finite(logprobs, sequences, positions, sheets)
+        for sequence, mine in _by_sequence(sequences):
+            sheet = sheets[sequence]
+            assert sheet is not None
+            at = positions[mine] + 1
+            mine, at = mine[at < len(sheet.token_ids)], at[at < len(sheet.token_ids)]
+            sheet.logprobs[at], sheet.ranks[at], sheet.valid[at] = logprobs[mine], ranks[mine], True
+
+    return fill
 
 
 def _by_sequence(sequences: Int64) -> Iterator[tuple[int, Int64]]:

@@ -1,4 +1,4 @@
-"""Steps of one shape for many: a small step filled up with rows that see nothing and leave nothing.
+"""Steps of one shape for many: a step filled up with rows that see nothing and leave nothing.
 
 A recorded step can only be played again with the same shapes. A padding row has position 0, an empty window
 and no entry to look at, and names no record, so nothing of it reaches a cache; a real row reads the same
@@ -15,33 +15,60 @@ import torch
 from deepinfer.engine.batch import Bucket, Groups, Rows, Step
 
 _FEWEST_ENTRIES = 256
+SMALL_ROWS = 64
+"""Rows up to which each may be a sequence of its own; longer steps hold at most as many sequences as this."""
 
 
-def bucket_of(step: Step, *, max_rows: int, max_chunk: int) -> Bucket | None:
+def bucket_of(step: Step, *, max_rows: int, max_chunk: int | None) -> Bucket | None:
     """The bucket of a step, None for a step that is not worth it: long, with long chunks, or truncated.
 
     Args:
         step: on the host.
         max_rows: rows of a recorded step.
-        max_chunk: rows of one sequence in it.
+        max_chunk: rows of one sequence in it; None for any number.
     """
     num_rows = step.token_ids.shape[0]
-    if num_rows > max_rows or step.is_truncated or any(c.end - c.start > max_chunk for c in step.chunks):
+    if num_rows > max_rows or step.is_truncated:
         return None
+    if max_chunk is not None and any(c.end - c.start > max_chunk for c in step.chunks):
+        return None
+    if num_rows > SMALL_ROWS and _most_of_sequences(step) > SMALL_ROWS:
+        return None
+    size = min(_rows(num_rows), max_rows)
     entries = [
         (ratio, _room(group.records.shape[0]), _room(group.longest)) for ratio, group in step.groups.items()
     ]
-    return Bucket(min(_rows(num_rows), max_rows), tuple(entries), step.own_decoder is None)
+    return Bucket(size, _room_for_history(step, size), tuple(entries), step.own_decoder is None)
+
+
+def _most_of_sequences(step: Step) -> int:
+    """The largest of the numbers of things that a sequence has one of: chunks, and halves that wait."""
+    return max(len(step.chunks), *(group.halves.shape[0] for group in step.groups.values()))
+
+
+def _room_for_history(step: Step, size: int) -> int:
+    """A window of every row in a small step; in others what the few sequences that go on need."""
+    if size <= SMALL_ROWS:
+        return size * (step.encoder.window.shape[1] - 1)
+    return _power_of_two(max(rows.history_records.shape[0] for rows in (step.encoder, step.decoder)))
 
 
 def _rows(num_rows: int) -> int:
-    """1, 2, 4, then multiples of 8."""
-    return num_rows if num_rows <= 2 else 4 if num_rows <= 4 else -(-num_rows // 8) * 8
+    """1, 2, 4, then multiples of 8, then of a sixteenth of the next power of two."""
+    if num_rows <= 4:
+        return num_rows if num_rows <= 2 else 4
+    unit = max(8, _power_of_two(num_rows) // 16)
+    return -(-num_rows // unit) * unit
+
+
+def _power_of_two(count: int) -> int:
+    """The next one; 0 for none."""
+    return 1 << (count - 1).bit_length() if count else 0
 
 
 def _room(count: int) -> int:
     """The next power of two, never few."""
-    return max(_FEWEST_ENTRIES, 1 << max(count - 1, 0).bit_length())
+    return max(_FEWEST_ENTRIES, _power_of_two(count))
 
 
 def padded(step: Step, bucket: Bucket) -> Step:
@@ -52,10 +79,10 @@ def padded(step: Step, bucket: Bucket) -> Step:
         step,
         token_ids=_filled(step.token_ids, size, 0),
         recent_ids=_filled(step.recent_ids, size, -1),
-        encoder=_rows_of(step.encoder, size),
+        encoder=_rows_of(step.encoder, size, bucket.history),
         kept=torch.arange(size),
-        own_decoder=None if step.own_decoder is None else _rows_of(step.own_decoder, size),
-        groups={ratio: _groups_of(g, step, size, *rooms[ratio]) for ratio, g in step.groups.items()},
+        own_decoder=None if step.own_decoder is None else _rows_of(step.own_decoder, size, bucket.history),
+        groups={ratio: _groups_of(g, step, ratio, size, *rooms[ratio]) for ratio, g in step.groups.items()},
         bucket=bucket,
     )
 
@@ -65,9 +92,8 @@ def filled_rows(rows: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     return _filled(rows, bucket.num_rows, 0)
 
 
-def _rows_of(rows: Rows, size: int) -> Rows:
-    window = rows.window.shape[1]
-    num_history, room = rows.history_records.shape[0], size * (window - 1)
+def _rows_of(rows: Rows, size: int, room: int) -> Rows:
+    num_history = rows.history_records.shape[0]
     return replace(
         rows,
         positions=_filled(rows.positions, size, 0),
@@ -88,18 +114,21 @@ def _shifted(places: torch.Tensor, size: int, room: int) -> torch.Tensor:
     return torch.where(places >= size, places + (room - size), places) if room > size else places
 
 
-def _groups_of(groups: Groups, step: Step, size: int, room: int, longest: int) -> Groups:
+def _groups_of(groups: Groups, step: Step, ratio: int, size: int, room: int, longest: int) -> Groups:
     num_rows = step.token_ids.shape[0]
+    # every row completes a group of one; a sequence completes at most one more than its rows have whole ones
+    completed = size if ratio == 1 or size <= SMALL_ROWS else size // ratio + SMALL_ROWS
     return replace(
         groups,
         longest=longest,
         records=_filled(groups.records, room, -1),
-        starts=_filled(groups.starts, size, 0),
-        writes=_filled(groups.writes, size, -1),
+        starts=_filled(groups.starts, completed, 0),
+        writes=_filled(groups.writes, completed, -1),
         # kept halves lie behind the rows of the step
-        pairs=_filled(_shifted(groups.pairs, num_rows, size), size, 0),
-        waiting=_filled(groups.waiting, size, -1),  # the last place, which is nobody's
-        halves=_filled(groups.halves, size, 0),
+        pairs=_filled(_shifted(groups.pairs, num_rows, size), completed, 0),
+        # the last place, which is nobody's
+        waiting=_filled(groups.waiting, min(size, SMALL_ROWS), -1),
+        halves=_filled(groups.halves, min(size, SMALL_ROWS), 0),
     )
 
 

@@ -85,17 +85,20 @@ class RopeTable:
         self._frequencies, self._device = frequencies, device
         self.cos = torch.empty(0, len(frequencies), device=device)
         self.sin = torch.empty(0, len(frequencies), device=device)
+        self._outgrown: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def reserve(self, num_positions: int) -> None:
         """Make rows 0 .. ``num_positions`` - 1 available.
 
-        The angle is ``float32(position) * f`` in float32.
+        The angle is ``float32(position) * f`` in float32. Tables that were too short stay where they are:
+        recorded steps read them.
         """
         if num_positions <= self.cos.shape[0]:
             return
         rows = max(num_positions, 2 * self.cos.shape[0], 256)
         angles = np.arange(rows, dtype=np.float32)[:, None] * self._frequencies[None]
         sin, cos = sin_cos(angles)
+        self._outgrown.append((self.cos, self.sin))
         self.cos, self.sin = (torch.from_numpy(part).to(self._device) for part in (cos, sin))
 
     def at(self, positions: torch.Tensor) -> Rotary:

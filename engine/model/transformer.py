@@ -83,10 +83,6 @@ class Transformer:
         """Rotary table of a layer with compress ratio ``ratio``."""
         return self.scaled_rope if ratio > 0 else self.plain_rope
 
-    def rope_tables(self) -> tuple[torch.Tensor, ...]:
-        """The rotary tables as they are now."""
-        return self.plain_rope.cos, self.plain_rope.sin, self.scaled_rope.cos, self.scaled_rope.sin
-
     def engrams_on(self, device: torch.device) -> DeviceEngrams | None:
         """All Engram tables decoded on ``device``; None if they have to stay on the host."""
         engrams = [block.engram for block in self.blocks if block.engram is not None]

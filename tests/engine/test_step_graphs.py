@@ -90,8 +90,8 @@ def padding_in_the_rings(patch: pytest.MonkeyPatch) -> None:
     """Padding rows that overwrite the latest latent of slot 0."""
     sound = step_padding._rows_of
 
-    def faulty(rows: Rows, size: int) -> Rows:
-        found = sound(rows, size)
+    def faulty(rows: Rows, *rest: object) -> Rows:
+        found = sound(rows, *rest)  # type: ignore[arg-type]
         return replace(found, ring_records=torch.where(found.ring_records < 0, 3, found.ring_records))
 
     patch.setattr(step_padding, "_rows_of", faulty)

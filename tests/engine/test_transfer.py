@@ -62,14 +62,15 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         fetched.extend(found)
         return found
 
-    for module in (logprobs, sampler, step_run, turn_run):
+    for module in (sampler, step_run, turn_run):
         monkeypatch.setattr(module, "fetched", fetch)
 
     def begin(*tensors: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
         found = fetch(*tensors)
         return lambda: found
 
-    monkeypatch.setattr(recordings, "fetching", begin)
+    for module in (logprobs, recordings):
+        monkeypatch.setattr(module, "fetching", begin)
     for name in _LOOKS:
         monkeypatch.setattr(torch.Tensor, name, _watch(name, getattr(torch.Tensor, name), fetched, looks))
     yield looks
