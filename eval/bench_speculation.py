@@ -45,6 +45,8 @@ class SpeculationBench:
         policies: ``Speculation`` as text; the first one's statistics are reported.
         prompt_tokens, new_tokens: of every request.
         temperature: of every request; 0 is greedy.
+        rounds: times that every variant runs, in turns; the fastest one counts, since whatever else the
+            machine does can only add seconds. What comes of drafts is counted over all of them.
     """
 
     workloads: tuple[str, ...] = ("prose", "technical", "code", "longctx", "unicode")
@@ -53,6 +55,7 @@ class SpeculationBench:
     prompt_tokens: int = 64
     new_tokens: int = 64
     temperature: float = 0.0
+    rounds: int = 3
 
 
 @dataclass
@@ -158,14 +161,17 @@ def _run(
     size = subjects[PLAIN].model_config.dspark_block_size
     fixed = subjects[bench.policies[0]]
     known = fixed.with_drafter(KnownContinuation(wanted.token_ids(), size))
-    for name, subject in {**subjects, KNOWN: known}.items():
+    variants = {**subjects, KNOWN: known}
+    for subject in variants.values():
         for _ in range(_UNTIMED if subject.config.device is Device.CUDA else 0):
             answers(subject, requests)
-        found = answers(subject, requests)
+    rounds = [{name: answers(llm, requests) for name, llm in variants.items()} for _ in range(bench.rounds)]
+    for name in variants:
+        fastest = min((found[name] for found in rounds), key=lambda said: said.seconds)
         for group in sums:
-            group.seconds[name] = group.seconds.get(name, 0.0) + found.seconds
-            group.num_tokens[name] = group.num_tokens.get(name, 0) + found.num_decoded
-            group.same_bytes &= found.packed() == wanted.packed()
+            group.seconds[name] = group.seconds.get(name, 0.0) + fastest.seconds
+            group.num_tokens[name] = group.num_tokens.get(name, 0) + fastest.num_decoded
+            group.same_bytes &= all(found[name].packed() == wanted.packed() for found in rounds)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from deepinfer.eval.bench_speculation import SpeculationBench, SpeculationResult
 @pytest.fixture(scope="module")
 def result() -> SpeculationResult:
     bench = SpeculationBench(
-        workloads=("code",), new_tokens=12, prompt_tokens=32, policies=("fixed", "confidence")
+        workloads=("code",), new_tokens=12, prompt_tokens=32, policies=("fixed", "confidence"), rounds=1
     )
     return run_speculation_bench(None, EngineConfig(num_threads=2), bench, lambda what, done, total: None)
 
