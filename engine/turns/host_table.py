@@ -14,7 +14,8 @@ from deepinfer.engine.speculation.buckets import row_bucket, sequence_bucket
 from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.step_records import StepLayout
-from deepinfer.engine.turns.table import (
+from deepinfer.engine.turns.table import TurnShape
+from deepinfer.kernels.turn_operands import (
     CONTEXT,
     DRAFTS,
     FLOOR,
@@ -28,7 +29,6 @@ from deepinfer.engine.turns.table import (
     SLOT,
     START,
     TOP_K,
-    TurnShape,
 )
 
 _FEWEST_ENTRIES, _FEWEST_BLOCKS = 256, 4

@@ -13,12 +13,11 @@ from deepinfer.engine.speculation.buckets import MAX_ROWS
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_records import StepLayout
-from deepinfer.engine.turns.constants import TurnConstants
 from deepinfer.engine.turns.device_turn import DeviceTurn
 from deepinfer.engine.turns.host_table import HostTable
 from deepinfer.engine.turns.recordings import TurnRecordings
-from deepinfer.engine.turns.state import TurnState
 from deepinfer.engine.turns.turn_run import TurnRun
+from deepinfer.kernels.turn_operands import TurnState
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class TurnPlayer:
             return None
         slots = caches.shape.num_slots
         state = TurnState.empty(slots, layout.history, layout.max_drafts, model.ops.device)
-        constants = TurnConstants.on(model.ops.device, rule.window, layout.history)
-        turn = DeviceTurn(model, caches, layout, rule, engrams, state, constants, drafter)
+        turn = DeviceTurn(model, caches, layout, rule, engrams, state, drafter)
         return cls(turn, HostTable(slots, max_blocks, layout, rule), TurnRecordings(turn))
 
     @property

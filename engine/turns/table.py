@@ -12,14 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer.engine.speculation.timing import Drafting
-
-SLOT, START, DRAFTS, LIMIT, LOW, CONTEXT, SEED, SAMPLE, HEAT, FLOOR, TOP_K = range(11)
-"""Columns of a sequence: state slot (-1 for padding); position of its last known token; drafts to verify; one
-past the last position it may compute; first position its decoder layers see; first position of its draft
-contexts; seed; sample index; temperature and top_p as two float32; min_p and nothing; top_k."""
-NUM_FIXED = 11
-FROM_DEVICE = -1
-"""As START: position, tokens and drafts are those that the turn before has left on the device."""
+from deepinfer.kernels.turn_operands import NUM_FIXED
 
 
 @dataclass(frozen=True)

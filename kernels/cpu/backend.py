@@ -32,9 +32,10 @@ from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, SiteWeights
 from deepinfer.kernels.rng import host_words
+from deepinfer.kernels.turn_chains import Turns
 
 
-class CpuOps(draft_chains.DraftChains):
+class CpuOps(draft_chains.DraftChains, Turns):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = packing = "cpu"

@@ -9,21 +9,26 @@ from __future__ import annotations
 import torch
 
 from deepinfer.kernels.chains import Chains
+from deepinfer.kernels.draft_operands import BlockShape, DraftRows
 from deepinfer.kernels.gpu import (
     attention,
     budget,
+    draft_rows,
     engram,
     experts,
     fake_quant,
     hyper,
     indexer,
     logprobs,
+    markov,
     norms,
     pointwise,
     records,
     rope,
     router,
     sampling,
+    turn_ends,
+    turn_plan,
     words,
 )
 from deepinfer.kernels.gpu import linear as linears
@@ -32,6 +37,7 @@ from deepinfer.kernels.gpu.experts import moe as run_experts
 from deepinfer.kernels.gpu.linear import PackedLinear
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.interface import LoadExpert
+from deepinfer.kernels.turn_operands import TurnEnd, TurnForm, TurnFound, TurnPlan, TurnState
 
 
 class GpuOps(Chains):
@@ -246,3 +252,42 @@ class GpuOps(Chains):
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
         return pointwise.sigmoid(x)
+
+    def draft_rows(
+        self,
+        golden: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        low: torch.Tensor,
+        embedding: torch.Tensor,
+        shape: BlockShape,
+        ring: int,
+    ) -> DraftRows:
+        """See ``Ops``."""
+        return draft_rows.draft_rows(golden, positions, slots, low, embedding, shape, ring)
+
+    def markov_decode(
+        self,
+        golden: torch.Tensor,
+        states: torch.Tensor,
+        base_logits: torch.Tensor,
+        embed: torch.Tensor,
+        head: PackedLinear,
+        confidence: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return markov.markov_decode(self, golden, states, base_logits, embed, head, confidence)
+
+    def plan_turn(self, table: torch.Tensor, state: TurnState, form: TurnForm) -> TurnPlan:
+        """See ``Ops``."""
+        return turn_plan.plan_turn(table, state, form)
+
+    def end_turn(self, table: torch.Tensor, plan: TurnPlan, ids: torch.Tensor, form: TurnForm) -> TurnEnd:
+        """See ``Ops``."""
+        return turn_ends.end_turn(table, plan, ids, form)
+
+    def leave_turn(
+        self, plan: TurnPlan, end: TurnEnd, found: TurnFound, state: TurnState, form: TurnForm
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return turn_ends.leave_turn(plan, end, found, state, form)

@@ -16,9 +16,10 @@ from deepinfer.kernels.reference import experts as expert_ops
 from deepinfer.kernels.reference.attention import attention
 from deepinfer.kernels.reference.rounding import to_bf16
 from deepinfer.kernels.rng import host_words
+from deepinfer.kernels.turn_chains import Turns
 
 
-class ReferenceOps(Chains):
+class ReferenceOps(Chains, Turns):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = packing = "reference"

@@ -22,13 +22,13 @@ from deepinfer.engine.llm import LLM
 from deepinfer.engine.model.draft import Anchors
 from deepinfer.engine.speculation.drafter import ModelDrafter
 from deepinfer.engine.speculation.options import Speculation
-from deepinfer.engine.turns import device_turn
 from deepinfer.engine.turns import rows as rows_module
 from deepinfer.engine.turns.device_turn import DeviceTurn
 from deepinfer.engine.turns.host_table import HostTable
 from deepinfer.engine.turns.recordings import Result, TurnRecordings, Work
-from deepinfer.engine.turns.rows import TurnRows
 from deepinfer.kernels.draft_operands import DraftOutput
+from deepinfer.kernels.turn_chains import Turns
+from deepinfer.kernels.turn_operands import TurnEnd, TurnForm, TurnPlan
 
 
 @pytest.fixture(scope="module")
@@ -181,32 +181,32 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 def stale_ids(patch: pytest.MonkeyPatch) -> None:
     """The next turn is given the token before the one that was drawn."""
-    sound = DeviceTurn._leave
+    sound = Turns.leave_turn
 
-    def faulty(self: DeviceTurn, rows: TurnRows, *rest: Any) -> None:
-        shape, accepted, golden, *more = rest
-        sound(self, rows, shape, accepted, golden * 0 + rows.line[:, shape.history - 1], *more)
+    def faulty(self: Any, plan: TurnPlan, end: TurnEnd, *rest: Any) -> torch.Tensor:
+        known = plan.line[:, rest[-1].history - 1].contiguous()
+        return sound(self, plan, replace(end, golden=known), *rest)
 
-    patch.setattr(DeviceTurn, "_leave", faulty)
+    patch.setattr(Turns, "leave_turn", faulty)
 
 
 def stale_positions(patch: pytest.MonkeyPatch) -> None:
     """A turn leaves the position that plain decoding would have come to."""
-    sound = DeviceTurn._leave
+    sound = Turns.leave_turn
 
-    def faulty(self: DeviceTurn, rows: TurnRows, *rest: Any) -> None:
-        *most, _ = rest
-        sound(self, rows, *most, rows.start + 1)
+    def faulty(self: Any, plan: TurnPlan, end: TurnEnd, *rest: Any) -> torch.Tensor:
+        return sound(self, plan, replace(end, start=plan.start + 1), *rest)
 
-    patch.setattr(DeviceTurn, "_leave", faulty)
+    patch.setattr(Turns, "leave_turn", faulty)
 
 
 def rules_of_the_neighbour(patch: pytest.MonkeyPatch) -> None:
     """Rows are drawn under the parameters of the next sequence."""
     sound = DeviceTurn._draw
 
-    def faulty(self: DeviceTurn, rows: TurnRows, logits: torch.Tensor) -> Any:
-        return sound(self, replace(rows, own=rows.own.roll(1, 0)), logits)
+    def faulty(self: DeviceTurn, plan: TurnPlan, logits: torch.Tensor) -> Any:
+        names = ("seeds", "samples", "top_k", "temperature", "top_p", "min_p")
+        return sound(self, replace(plan, **{name: getattr(plan, name).roll(1) for name in names}), logits)
 
     patch.setattr(DeviceTurn, "_draw", faulty)
 
@@ -247,13 +247,15 @@ def table_of_the_first_turn(patch: pytest.MonkeyPatch) -> None:
 
 def one_draft_too_many(patch: pytest.MonkeyPatch) -> None:
     """The draft behind the last right one counts as accepted."""
-    sound = device_turn._accepted
+    sound = Turns.end_turn
 
-    def faulty(rows: TurnRows, ids: torch.Tensor, shape: Any) -> Any:
-        accepted, golden = sound(rows, ids, shape)
-        return torch.minimum(accepted + 1, (rows.count - 1).clamp(min=0)), golden
+    def faulty(self: Any, table: torch.Tensor, plan: TurnPlan, ids: torch.Tensor, form: TurnForm) -> TurnEnd:
+        end = sound(self, table, plan, ids, form)
+        accepted = torch.minimum(end.accepted + 1, (plan.count - 1).clamp(min=0))
+        start = plan.start + accepted + 1
+        return replace(end, accepted=accepted, start=start, anchor=start * (plan.count > 0))
 
-    patch.setattr(device_turn, "_accepted", faulty)
+    patch.setattr(Turns, "end_turn", faulty)
 
 
 FAULTS: list[tuple[str, Break]] = [
