@@ -32,6 +32,7 @@ from gpu_engine_speed import idle_share, speeds  # noqa: E402
 from gpu_scoring import scoring_host, scoring_ratio  # noqa: E402
 from gpu_turn_kernels import turn_kernels  # noqa: E402
 from gpu_turns import gaps, host_profile, same_bytes, scoring_kernels, speculation_speed  # noqa: E402
+from released_stack import released_gaps  # noqa: E402
 
 from deepinfer.engine.api import Device, EngineConfig, Profile  # noqa: E402
 
@@ -111,6 +112,7 @@ STAGES: dict[str, Stage] = {
     "logits": lambda options, seconds: check_logits(_strict(options), options.expected),
     "graphs": lambda options, seconds: check_recorded(_strict(options), options.expected),
     "gaps": lambda options, seconds: gaps(_fast(options)),
+    "gaps-released": lambda options, seconds: released_gaps(_fast(options)),
     "idle-fast": lambda options, seconds: idle_share(_fast(options)),
     "turns-fast": lambda options, seconds: same_bytes(_fast(options), options.thorough),
     "turns": lambda options, seconds: same_bytes(_strict(options), options.thorough),

@@ -13,9 +13,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+import torch
 from gpu_engine_promise import requests
 
 from deepinfer.engine.api import EngineConfig, GenerateRequest, RequestFailure, SamplingParams
+from deepinfer.engine.core import EngineCore
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.speculation.drafter import KnownContinuation
 from deepinfer.engine.speculation.options import Speculation
@@ -70,9 +72,8 @@ def same_bytes(config: EngineConfig, is_long: bool) -> dict[str, Any]:
     return {"verdict": "DIFFER" if wrong else "equal", "seen": text}
 
 
-def _decoding(llm: LLM, asked: Sequence[GenerateRequest]) -> tuple[float, int]:
+def _decoding(core: EngineCore, asked: Sequence[GenerateRequest]) -> tuple[float, int]:
     """Seconds and tokens of everything behind the first step."""
-    core = llm._core
     for request in asked:
         core.add(request)
     while core.has_unfinished and not core.step():
@@ -134,12 +135,12 @@ def speculation_speed(
         for name, llm in subjects.items():
             for _ in range(6 if name.startswith("confidence") else 2):
                 for asked in sets:
-                    _decoding(llm, asked)
+                    _decoding(llm._core, asked)
         speeds: dict[str, list[float]] = {name: [] for name in subjects}
         before = {name: llm._core.launcher.num_recorded for name, llm in subjects.items()}
         for _ in range(rounds):
             for name, llm in subjects.items():
-                found = [_decoding(llm, asked) for asked in sets]
+                found = [_decoding(llm._core, asked) for asked in sets]
                 speeds[name].append(sum(count for _, count in found) / sum(second for second, _ in found))
             if time.perf_counter() - started > seconds:
                 break
@@ -159,40 +160,42 @@ def speculation_speed(
 
 def gaps(config: EngineConfig, batch: int = 64, steps: int = 40) -> dict[str, Any]:
     """Time between two turns in which the device has nothing to do, from events around each of them."""
-    import torch
-
     seen, page = [], ["| batch 64 | ms a step | between steps, ms | share |", "|---|---|---|---|"]
     for name, asynchronous in (("synchronous", False), ("asynchronous", True)):
         changed = replace(config, asynchronous=asynchronous, prefix_caching=False, max_batch_tokens=8192)
-        llm = LLM(None, changed)
         asked = [
             replace(r, params=replace(r.params, num_logprobs=0, max_tokens=steps))
             for r in requests(batch, 160, steps)
         ]
-        for _ in range(2):
-            _decoding(llm, asked)
-        turns = llm._core.launcher.turns
-        assert turns is not None
-        marks: list[tuple[Any, Any]] = []
-        sound = turns.recordings.play
-
-        def play(*given: Any, sound: Any = sound, marks: Any = marks) -> Any:
-            pair = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
-            pair[0].record()
-            found = sound(*given)
-            pair[1].record()
-            marks.append(pair)
-            return found
-
-        object.__setattr__(turns.recordings, "play", play)
-        _decoding(llm, asked)
-        torch.cuda.synchronize()
-        pairs = list(pairwise(marks[4:-1]))
-        between = median(one[1].elapsed_time(other[0]) for one, other in pairs)
-        whole = median(one[0].elapsed_time(other[0]) for one, other in pairs)
+        between, whole = gap_of(LLM(None, changed)._core, asked)
         seen.append(f"{name} {whole:.2f} ms a step, {between:.2f} ms between ({between / whole:.1%})")
         page.append(f"| {name} | {whole:.2f} | {between:.3f} | {between / whole:.1%} |")
     return {"verdict": "measured", "seen": "; ".join(seen), "page": page}
+
+
+def gap_of(core: EngineCore, asked: Sequence[GenerateRequest]) -> tuple[float, float]:
+    """Medians in milliseconds: from the end of a turn to the start of the next, and between starts."""
+    for _ in range(2):
+        _decoding(core, asked)
+    turns = core.launcher.turns
+    assert turns is not None
+    marks: list[tuple[Any, Any]] = []
+    sound = turns.recordings.play
+
+    def play(*given: Any) -> Any:
+        pair = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
+        pair[0].record()
+        found = sound(*given)
+        pair[1].record()
+        marks.append(pair)
+        return found
+
+    object.__setattr__(turns.recordings, "play", play)
+    _decoding(core, asked)
+    torch.cuda.synchronize()
+    pairs = list(pairwise(marks[4:-1]))
+    between = median(one[1].elapsed_time(other[0]) for one, other in pairs)
+    return between, median(one[0].elapsed_time(other[0]) for one, other in pairs)
 
 
 def scoring_kernels(configs: dict[str, EngineConfig]) -> dict[str, Any]:
@@ -222,7 +225,7 @@ def host_profile(config: EngineConfig, batch: int = 64) -> dict[str, Any]:
     """Where the host spends a decode step: cProfile over some steps, by own time."""
     llm = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))
     for _ in range(2):
-        _decoding(llm, requests(batch, 128 + batch, 30))
+        _decoding(llm._core, requests(batch, 128 + batch, 30))
     core = llm._core
     for request in requests(batch, 128 + batch, 60):
         core.add(replace(request, params=replace(request.params, num_logprobs=0)))

@@ -91,7 +91,7 @@ def plan_turn(ops: Ops, table: torch.Tensor, state: TurnState, form: TurnForm) -
     positions = torch.where(is_row, start[owner] + step, 0)
     rows = _Rows(owner, step, positions, is_row, table[owner])
     recent = line[owner[:, None], step[:, None] + torch.arange(form.history - 1, -1, -1, device=device)]
-    heat, floor = (rows.own[:, column].contiguous().view(torch.float32) for column in (HEAT, FLOOR))
+    heat, floor = torch.stack([rows.own[:, HEAT], rows.own[:, FLOOR]]).view(torch.float32)
     low = rows.own[:, LOW]
     return TurnPlan(
         place=place,

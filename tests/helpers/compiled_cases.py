@@ -7,6 +7,7 @@ import re
 from collections import Counter
 
 import torch
+import turn_cases
 from compile_only import compile_only
 from strict_cases import Draws, all_cases
 
@@ -21,11 +22,13 @@ def main() -> None:
         counts.setdefault(name, Counter()).update(INSTRUCTION.findall(ptx))
 
     compile_only(seen)
+    from deepinfer.kernels.dispatch import select_ops
     from deepinfer.kernels.gpu.backend import GpuOps
 
     for case in all_cases():
         if case.small:
             case.run(GpuOps(False, True, torch.device("cpu")), Draws(case.name))
+    turn_cases.play_all(GpuOps(False, True, torch.device("cpu")), select_ops("reference", bf16=False))
     print(json.dumps(counts))
 
 

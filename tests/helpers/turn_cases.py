@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.turn_operands import (
     CONTEXT,
     DRAFTS,
@@ -15,6 +16,7 @@ from deepinfer.kernels.turn_operands import (
     SLOT,
     START,
     TurnForm,
+    TurnFound,
     TurnState,
 )
 
@@ -69,3 +71,16 @@ FORMS: dict[str, tuple[TurnForm, int, int]] = {
     "shared out": (form_of(8, 24, 6, 3, True, True), 7, 5),
 }
 """Form, sequences that are no padding, drafts that the turn makes of each."""
+
+
+def play_all(ops: Ops, reference: Ops) -> None:
+    """Every form through every op of a turn, each on what ``reference`` gives: ``ops`` may only compile."""
+    for form, num_real, block in FORMS.values():
+        table, state = case(form, np.random.default_rng(0), num_real)
+        ops.plan_turn(table, state, form)
+        plan, ids = reference.plan_turn(table, state, form), torch.zeros(form.num_rows, dtype=torch.int64)
+        ops.end_turn(table, plan, ids, form)
+        end = reference.end_turn(table, plan, ids, form)
+        none, drafts = torch.zeros(form.num_rows), torch.zeros(form.num_sequences, block)
+        found = TurnFound(ids=ids, raw=none, processed=none, drafts=drafts.long(), confidences=drafts)
+        ops.leave_turn(plan, end, found, state, form)
