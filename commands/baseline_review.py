@@ -93,7 +93,7 @@ def diff(keys: tuple[str, ...], store: Path | None, html: Path | None, as_json: 
     from deepinfer.verify.baseline_diff import diff_pending
     from deepinfer.verify.baseline_html import render_html
     from deepinfer.verify.baseline_text import render_diff
-    from deepinfer.verify.report import require_folders
+    from deepinfer.verify.written import require_folders
 
     require_folders(html)
     baselines, chosen = store_to_read(store), selection(**globs)

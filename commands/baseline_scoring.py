@@ -71,7 +71,7 @@ def check(
     from deepinfer.verify import baseline_files
     from deepinfer.verify.baseline_run import check_samples
     from deepinfer.verify.baseline_text import render_check
-    from deepinfer.verify.report import require_folders
+    from deepinfer.verify.written import require_folders
 
     require_folders(junit, summary)
     baselines = store_to_read(store)

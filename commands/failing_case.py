@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import is_zipfile
 
 import click
 
@@ -67,6 +68,10 @@ def bisect(
     Exit codes: 0 nothing differs, 1 different, 2 usage, 5 undecided.
     """
     if other is not None:
+        if quick or thorough or no_shrink:
+            raise click.UsageError(
+                "two traces are compared as they are; drop --quick, --thorough, --no-shrink"
+            )
         return _compare_traces(Path(case), Path(other), as_json)
     from deepinfer.verify.bisection import bisect as take_apart
     from deepinfer.verify.explain_text import render_bisection
@@ -89,6 +94,8 @@ def _chosen(name: str, model: Path | None, engine: EngineConfig, size: Size) -> 
     from deepinfer.verify.pack import read_pack
 
     if Path(name).is_file():
+        if is_zipfile(name):
+            raise ConfigError(f"{name} looks like a trace; a trace is compared with another: give two")
         pack = read_pack(Path(name))
         if not pack.cases:
             raise ConfigError(f"{name}: the pack holds no case")
@@ -106,15 +113,17 @@ def _compare_traces(left: Path, right: Path, as_json: bool) -> int:
         raise ConfigError(f"{left} and {right} are traces of different tokens; trace the same case twice")
     found = first_difference(one, two)
     shared = len(one.digests.keys() & two.digests.keys())
+    moved = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     if as_json:
         location = found.to_dict() if found else None
         click.echo(json.dumps({"location": location, "num_compared": shared, "left": here, "right": there}))
     elif found:
-        moved = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
         click.echo(f"named       {found.describe()}")
         click.echo(f"moved       {', '.join(moved) or 'nothing that the traces know of'}")
     else:
         click.echo(f"all {shared:,} digests that both traces hold are equal")
+        if moved:
+            click.echo(f"though they are of another: {', '.join(moved)}")
     if shared == 0:
         return EXIT_INCONCLUSIVE
     return EXIT_DIFFERENT if found else EXIT_SAME
@@ -147,10 +156,11 @@ def trace(
     """
     from deepinfer.verify.bisection import traced_run
     from deepinfer.verify.pack import fingerprint
-    from deepinfer.verify.report import require_folders
+    from deepinfer.verify.runner import model_digest
     from deepinfer.verify.size import Size
     from deepinfer.verify.trace_file import write_trace
     from deepinfer.verify.trial_run import follow
+    from deepinfer.verify.written import require_folders
 
     require_folders(out)
     engine = engine_config(profile, device, threads=threads)
@@ -163,6 +173,7 @@ def trace(
         "side": side,
         "token_hash": chosen.token_hash,
         "profile": profile,
+        "model_digest": model_digest(context),
         **fingerprint(),
     }
     write_trace(out, digests, about)

@@ -41,7 +41,7 @@ profile_option = choice_option("--profile", Profile, "Arithmetic of activations.
 device_option = choice_option("--device", Device, "Where the model runs; strict bits are the same on both.")
 threads_option = click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=1024),
     help="CPU threads; the bits do not depend on it.  [default: all cores]",
 )
 

@@ -21,8 +21,10 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 def report(verdict: Path, out: Path) -> None:
     """Turn the JSON of `deepinfer verify` into a self-contained HTML page."""
     from deepinfer.verify.page import read_verdict, render_html
-    from deepinfer.verify.report import require_folders
+    from deepinfer.verify.written import require_folders, writing
 
     require_folders(out)
-    out.write_text(render_html(read_verdict(verdict)), encoding="utf-8")
+    page = render_html(read_verdict(verdict))
+    with writing(out):
+        out.write_text(page, encoding="utf-8")
     click.echo(f"wrote {out}")

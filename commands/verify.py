@@ -88,15 +88,19 @@ def verify(
     if quick and thorough:
         raise click.UsageError("give --quick or --thorough, not both")
     from deepinfer.verify import gate, report, runner
+    from deepinfer.verify.result import EXIT_USAGE
     from deepinfer.verify.size import Size
+    from deepinfer.verify.written import require_folders
 
     if list_only:
         listing = runner.describe_checks()
         click.echo(json.dumps(listing, indent=2) if as_json else report.render_listing(listing))
         return 0
     if self_test:
+        if any((junit, html, pack)):
+            raise click.UsageError("--self-test writes no files; its records are printed with --json")
         return _self_test(model, checks, as_json)
-    report.require_folders(junit, html, pack, summary)
+    require_folders(junit, html, pack, summary)
     size = Size.QUICK if quick else Size.THOROUGH if thorough else Size.DEFAULT
     engine = engine_config(profile, device, threads=threads)
     project = gate.load_gate(Path.cwd())
@@ -116,8 +120,10 @@ def verify(
         print_verdict(verdict)
     else:
         click.echo(report.render_json(verdict) if as_json else report.render_text(verdict))
-    report.write_files(verdict, junit=junit, html=html, summary=summary)
-    return verdict.exit_code
+    failed = report.write_files(verdict, junit=junit, html=html, summary=summary)
+    for line in failed:
+        click.echo(f"error: {line}", err=True)
+    return verdict.exit_code or (EXIT_USAGE if failed else 0)
 
 
 def _self_test(model: Path | None, checks: tuple[str, ...], as_json: bool) -> int:

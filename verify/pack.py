@@ -16,6 +16,7 @@ from deepinfer.verify.case import Answer, Case, as_fields, case_from_dict
 from deepinfer.verify.context import CheckContext
 from deepinfer.verify.explain import Explanation, explain
 from deepinfer.verify.outcome import judge
+from deepinfer.verify.written import writing
 
 FORMAT = "deepinfer verify pack 1"
 
@@ -125,7 +126,8 @@ def write_pack(path: Path, context: CheckContext, model_digest: str, cases: Sequ
         "fingerprint": fingerprint(),
         "cases": packed,
     }
-    path.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+    with writing(path):
+        path.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def read_pack(path: Path) -> Pack:
@@ -137,6 +139,8 @@ def read_pack(path: Path) -> Pack:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict) or "format" not in record:
+            raise ValueError("it does not say so")
         if record["format"] != FORMAT:
             raise InputError(f"{path}: format {record['format']!r}, this version reads {FORMAT!r}")
         cases = tuple(
@@ -155,8 +159,12 @@ def read_pack(path: Path) -> Pack:
             fingerprint=record["fingerprint"],
             cases=cases,
         )
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: no pack of verify, it is no text; write one with verify --pack") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: no pack of verify, or cut short ({error}); see verify --pack") from None
     except (ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__} {error}"
+        reason = str(error) if type(error) is ValueError else f"a field is missing or damaged: {error}"
         raise InputError(f"{path}: no pack of verify ({reason}); write one with verify --pack") from None
 
 

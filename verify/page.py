@@ -31,9 +31,9 @@ def read_verdict(path: Path) -> dict[str, Any]:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if not {"verdict", "checks", "subject", "exit_code"} <= record.keys():
+        if not isinstance(record, dict) or not {"verdict", "checks", "subject", "exit_code"} <= record.keys():
             raise ValueError("fields are missing")
-    except (ValueError, AttributeError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: no verdict ({error}); write one with deepinfer verify --json") from None
     return dict(record)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deepinfer.engine.errors import ConfigError
 from deepinfer.verify.check import Check
 from deepinfer.verify.explain_text import explanation_lines
 from deepinfer.verify.page import render_html
@@ -75,32 +74,29 @@ def render_listing(records: Sequence[dict[str, str | bool | None]]) -> str:
     return "\n".join(f"{record['name']!s:<{width}}  {record['about']}" for record in records)
 
 
-def require_folders(*files: Path | None) -> None:
-    """Refuse files that could not be written, before the work instead of after it.
-
-    Raises:
-        ConfigError: the folder of one does not exist.
-    """
-    for file in files:
-        if file is not None and not file.parent.is_dir():
-            raise ConfigError(f"{file}: its folder does not exist; create it, or write elsewhere")
-
-
 def write_files(
     verdict: Verdict, *, junit: Path | None = None, html: Path | None = None, summary: Path | None = None
-) -> None:
+) -> list[str]:
     """Write the JUnit file and the page, and append the Markdown summary, where asked for.
 
-    Raises:
-        OSError: a file cannot be written.
+    Returns:
+        A line for each file that could not be written; a verdict is not lost for one.
     """
-    if junit is not None:
-        junit.write_text(render_junit(verdict), encoding="utf-8")
-    if html is not None:
-        html.write_text(render_html(to_document(verdict)), encoding="utf-8")
-    if summary is not None:
-        with summary.open("a", encoding="utf-8") as file:  # the step may have written there before
-            file.write(render_markdown(verdict))
+    wanted: list[tuple[Path | None, str, Callable[[], str]]] = [
+        (junit, "w", lambda: render_junit(verdict)),
+        (html, "w", lambda: render_html(to_document(verdict))),
+        (summary, "a", lambda: render_markdown(verdict)),  # the step may have written there before
+    ]
+    failed = []
+    for path, mode, text in wanted:
+        if path is None:
+            continue
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text())
+        except OSError as error:
+            failed.append(f"{path}: {error.strerror or error}")
+    return failed
 
 
 def _row(result: CheckResult) -> tuple[str, str, str, str, str]:

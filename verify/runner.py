@@ -192,11 +192,20 @@ def _verdict(
     for index, check in enumerate(checks):
         progress(check.name, index, len(checks))
         context.progress = partial(_progress_within, progress, index, len(checks))
-        results.append(_run_check(check, context, results))
+        result = _run_check(check, context, results)
+        if result.status is Status.NOT_APPLICABLE and check.name in config.checks:
+            detail = f"asked for, and cannot run here: {result.detail}"
+            result = replace(result, status=Status.SKIPPED, detail=detail)
+        results.append(result)
     failures = [result.failure.case for result in results if result.failure is not None]
     if config.pack is not None and failures:
-        write_pack(config.pack, context, model_digest(context), failures)
-        notes.append(f"{len(failures)} failing cases are in {config.pack}; deepinfer replay runs them again")
+        try:
+            write_pack(config.pack, context, model_digest(context), failures)
+            notes.append(
+                f"{len(failures)} failing cases are in {config.pack}; deepinfer replay runs them again"
+            )
+        except OSError as error:  # red already, and more worth than a file
+            notes.append(f"the failing cases could not be written: {config.pack}: {error.strerror or error}")
     bars = _bars(context, results) if checks == CHECKS else ()
     progress("done", len(checks), len(checks))
     return Verdict(

@@ -13,6 +13,7 @@ import numpy as np
 from deepinfer.engine.errors import InputError
 from deepinfer.engine.op_trace import DraftedRow, Label
 from deepinfer.verify.locate import Digests, Trace
+from deepinfer.verify.written import writing
 
 FORMAT = "deepinfer trace 1"
 
@@ -35,7 +36,7 @@ def write_trace(path: Path, trace: Trace, about: dict[str, Any]) -> None:
         "labels": [[*astuple(label), rank] for label, rank in trace.ranks.items()],
         "drafted": [astuple(row) for row in trace.drafted],
     }
-    with path.open("wb") as file:
+    with writing(path), path.open("wb") as file:
         np.savez_compressed(
             file,
             header=np.frombuffer(json.dumps(header, default=str).encode(), np.uint8),
@@ -63,7 +64,9 @@ def read_trace(path: Path) -> tuple[Trace, dict[str, Any]]:
         for number, position, digest in rows.tolist():
             found.setdefault((labels[number], position), []).append(digest)
     except (ValueError, KeyError, TypeError, IndexError, EOFError, BadZipFile) as error:
-        reason = f"{type(error).__name__} {error}"
-        raise InputError(f"{path}: no trace of deepinfer ({reason}); write one with trace --out") from None
+        kind = type(error).__name__
+        raise InputError(
+            f"{path}: no trace of deepinfer, or a damaged one ({kind}); write one with trace --out"
+        ) from None
     digests: Digests = {key: tuple(sorted(values)) for key, values in found.items()}
     return Trace(ranks=ranks, digests=digests, drafted=drafted), dict(header["about"])

@@ -33,6 +33,13 @@ def test_a_sound_engine_is_the_same_in_every_check_that_applies(make_context: Ma
     assert verdict.num_comparisons > 5000
 
 
+def test_a_check_asked_for_that_cannot_run_leaves_the_question_open(make_context: MakeContext) -> None:
+    verdict = verify(make_context(), checks=("batch", "kernels"))
+    assert [result.status for result in verdict.results] == [Status.SKIPPED, Status.SAME]
+    assert verdict.exit_code == 5
+    assert "asked for, and cannot run here: this engine shows no ops" in verdict.results[0].detail
+
+
 def test_non_finite_comes_first_and_the_control_second() -> None:
     assert [check.name for check in runner.CHECKS][:2] == ["nonfinite", "rerun"]
 
