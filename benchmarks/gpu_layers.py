@@ -24,6 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "helpers")]
 import layers_attention  # noqa: E402
 import layers_common  # noqa: E402
 import layers_experts  # noqa: E402
+import layers_fp8  # noqa: E402
 import layers_gemm  # noqa: E402
 import layers_hopper  # noqa: E402
 import layers_ops  # noqa: E402
@@ -35,6 +36,7 @@ SECTIONS = {
     "hopper": layers_hopper,
     "attention": layers_attention,
     "gemm": layers_gemm,
+    "fp8": layers_fp8,
     "whole": layers_whole,
 }
 

@@ -71,7 +71,7 @@ class EngineCore:
             max_drafts=model.config.dspark_block_size if self.speculation else 0,
             exact=not model.ops.round_caches,
         )
-        self.caches = Caches(model.config, shape, model.ops.device)
+        self.caches = Caches(model.config, shape, model.ops.device, model.ops.copy_rows_)
         self.scheduler = Scheduler(
             limits=config.limits,
             pool=self.pool,

@@ -99,20 +99,17 @@ def filling_sheets(
 
     ``rows`` may be written over by later work on the device.
     """
-    wanted, targets = [], []
-    numbers = range(len(rows.positions)) if candidates is None else candidates.tolist()
-    sequences, positions = rows.sequence.tolist(), rows.positions.tolist()
-    for row in numbers:
-        sheet, position = sheets[sequences[row]], positions[row]
-        if sheet is None:
-            continue
-        is_last = position + 1 == len(sheet.token_ids)
-        if (sheet.final_logits is not None) if is_last else position + 1 >= sheet.first:
-            wanted.append(row)
-            targets.append(0 if is_last else int(sheet.token_ids[position + 1]))
-    if not wanted:
+    numbers = np.arange(len(rows.positions)) if candidates is None else candidates
+    wanted, targets = np.zeros(len(numbers), np.bool_), np.zeros(len(numbers), np.int64)
+    for sequence, mine in _by_sequence(rows.sequence[numbers]):
+        sheet, at = sheets[sequence], rows.positions[numbers[mine]] + 1
+        if sheet is not None:
+            is_last = at == len(sheet.token_ids)
+            wanted[mine] = np.where(is_last, sheet.final_logits is not None, at >= sheet.first)
+            targets[mine] = np.where(is_last, 0, sheet.token_ids[np.where(is_last, 0, at)])
+    if not wanted.any():
         return lambda: None
-    return _score_rows(model, rows, sheets, np.array(wanted, np.int64), np.array(targets, np.int64))
+    return _score_rows(model, rows, sheets, numbers[wanted], targets[wanted])
 
 
 def _score_rows(

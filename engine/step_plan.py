@@ -165,14 +165,18 @@ def _plan_rows(
     oldest, with_rows = first.copy(), counts > 0
     oldest[with_rows] = np.minimum(first[with_rows], low[offset[with_rows]])
     num_history = first - oldest
-    in_history = (_starts(num_history) - oldest)[owner][:, None]
-    in_step = (num_history.sum() + offset - first)[owner][:, None]
-    wanted = positions[:, None] + np.arange(1 - window, 1, dtype=np.int64)[None]
-    place = wanted + np.where(wanted < first[owner][:, None], in_history, in_step)
+    in_history, in_step = _starts(num_history) - oldest, num_history.sum() + offset - first
+    back = np.arange(1 - window, 1, dtype=np.int64)[None]
+    places = (positions + in_step[owner])[:, None] + back
+    # few rows are so near the beginning of their chunk, or of what they see, that their window is no run
+    edge = np.flatnonzero(positions - window + 1 < np.maximum(first[owner], low))
+    own, wanted = owner[edge, None], positions[edge, None] + back
+    found = wanted + np.where(wanted < first[own], in_history[own], in_step[own])
+    places[edge] = np.where(wanted >= low[edge, None], found, -1)
     return PlannedRows(
         positions=positions,
         chunk=owner,
-        window=np.where(wanted >= low[:, None], place, -1),
+        window=places,
         history_slot=np.repeat(packed.slot, num_history),
         history_position=_ragged(oldest, num_history),
         kept=positions >= kept_from[owner],

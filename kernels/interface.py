@@ -114,6 +114,20 @@ class Ops(ChainOps, TurnOps, Protocol):
     ) -> torch.Tensor:
         """Decode records ``rows`` int64 [n] to float32 [n, W], into ``out`` if given; -1 gives zeros."""
 
+    def copy_rows_(
+        self, target: torch.Tensor, to: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Copy rows of bytes as they are: cache blocks, or records with their scales.
+
+        Args:
+            target, source: uint8 [n, b], last axis contiguous; may be the same buffer.
+            to: int64 [k], rows of ``target``, all different; -1 skips a pair.
+            rows: int64 [k], the row of ``source`` for each; -1 skips a pair. None is also a target.
+
+        Returns:
+            ``target``.
+        """
+
     def hc_mix(
         self,
         streams: torch.Tensor,

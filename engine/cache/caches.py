@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,10 @@ from deepinfer.engine.cache.record_pool import RecordPool, index_format, main_fo
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.step_plan import BLOCK_TOKENS
 from deepinfer.engine.step_records import StepLayout
+from deepinfer.kernels.row_copies import copy_rows_
+
+CopyRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""See ``Ops.copy_rows_``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +47,18 @@ def default_ring(config: ModelConfig) -> int:
 class Caches:
     """The storage; who owns which block and slot is decided elsewhere."""
 
-    def __init__(self, config: ModelConfig, shape: CacheShape, device: torch.device | None = None) -> None:
-        """Allocate everything zeroed, on the CPU unless another ``device`` is given."""
-        self.config, self.shape = config, shape
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: CacheShape,
+        device: torch.device | None = None,
+        copy: CopyRows = copy_rows_,
+    ) -> None:
+        """Allocate everything zeroed, on the CPU unless another ``device`` is given.
+
+        Stored records are moved by ``copy``, the op of a kernel set.
+        """
+        self.config, self.shape, self.copy = config, shape, copy
         window = window_format(config, shape.exact)
         stages = config.num_nextn_predict_layers if shape.draft_ring else 0
         self.window = [

@@ -86,6 +86,11 @@ class RecordPool:
         """All records uint8 [groups, per_group, bytes], for formats that keep codes and scales together."""
         return self.buffer.view(self.buffer.shape[0], self.per_group, self.record.num_bytes)
 
+    @property
+    def flat(self) -> torch.Tensor:
+        """The same, uint8 [records, bytes]."""
+        return self.buffer.view(-1, self.record.num_bytes)
+
     def store(self, ops: Ops, values: torch.Tensor, rows: torch.Tensor) -> None:
         """Write float32 [n, width] as records ``rows`` int64 [n]; -1 skips a value."""
         ops.store_records(self.bound(ops), values, rows)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from deepinfer.engine.cache.caches import Caches
+from deepinfer.engine.cache.record_pool import RecordPool
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.transfer import moved
 
@@ -35,7 +36,8 @@ class Snapshot:
         for layer, saved in self.rings.items():
             pool = caches.window[layer] if layer >= 0 else caches.draft_window[-1 - layer]
             positions = torch.arange(boundary - saved.shape[0], boundary, device=saved.device)
-            pool.records[slot, positions % pool.per_group] = saved
+            places = slot * pool.per_group + positions % pool.per_group
+            caches.copy(pool.flat, places, saved, torch.arange(saved.shape[0], device=saved.device))
 
 
 def saved_rings(
@@ -46,11 +48,19 @@ def saved_rings(
     They hold it as long as no more than ring - W positions were computed behind a boundary.
     """
     window = caches.config.sliding_window
-    places = (boundaries[:, None] + np.arange(-window, 0)) % caches.shape.ring
-    where = {0: torch.from_numpy(slots[:, None]), 1: torch.from_numpy(places)}
-    at = moved(where, caches.window[0].buffer.device)
-    found = {layer: caches.window[layer].records[at[0], at[1]] for layer in range(num_layers)}
+    shape = caches.shape
+    pools = {layer: (caches.window[layer], shape.ring) for layer in range(num_layers)}
     if with_drafts:
-        for stage, pool in enumerate(caches.draft_window):
-            found[-1 - stage] = pool.records[at[0], at[1]]
-    return found
+        pools |= {-1 - stage: (pool, shape.draft_ring) for stage, pool in enumerate(caches.draft_window)}
+    places = (boundaries[:, None] + np.arange(-window, 0)).flatten()
+    owners, lines = np.repeat(slots, window), np.arange(places.size)
+    rings = {shape.ring, shape.draft_ring} - {0}
+    where = {ring: torch.from_numpy(owners * ring + places % ring) for ring in rings}
+    at = moved(where | {0: torch.from_numpy(lines)}, caches.window[0].buffer.device)
+    return {layer: _copied(caches, pool, at[ring], at[0]) for layer, (pool, ring) in pools.items()}
+
+
+def _copied(caches: Caches, pool: RecordPool, places: torch.Tensor, lines: torch.Tensor) -> torch.Tensor:
+    """Records ``places`` int64 [b * W] of a pool of rings: uint8 [b, W, bytes]."""
+    saved = pool.flat.new_empty(lines.shape[0], pool.record.num_bytes)
+    return caches.copy(saved, lines, pool.flat, places).view(-1, caches.config.sliding_window, saved.shape[1])

@@ -44,6 +44,7 @@ NOT_COVERED = {
     "bind_records": "uint8",
     "store_records": "uint8",
     "load_records": "uint8",
+    "copy_rows_": "uint8",
     "route": "fp64",
     "log_softmax": "fp64",
     "token_logprobs": "fp64",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from deepinfer.kernels import row_copies
 from deepinfer.kernels.cpu import (
     attention,
     budget,
@@ -105,6 +106,12 @@ class CpuOps(draft_chains.DraftChains, Turns):
     ) -> torch.Tensor:
         """See ``Ops``."""
         return records.load_records(where, rows, out, self.workers)
+
+    def copy_rows_(
+        self, target: torch.Tensor, to: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return row_copies.copy_rows_(target, to, source, rows)
 
     def hc_mix(
         self,

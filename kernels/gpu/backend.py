@@ -26,6 +26,7 @@ from deepinfer.kernels.gpu import (
     records,
     rope,
     router,
+    row_copies,
     sampling,
     turn_ends,
     turn_plan,
@@ -112,6 +113,12 @@ class GpuOps(Chains):
     ) -> torch.Tensor:
         """See ``Ops``."""
         return records.load_records(where, rows, out)
+
+    def copy_rows_(
+        self, target: torch.Tensor, to: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return row_copies.copy_rows_(target, to, source, rows)
 
     def hc_mix(
         self,

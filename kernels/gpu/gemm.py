@@ -1,4 +1,4 @@
-"""bf16 GEMM for profile fast: a row's sum has one order, whatever the number of rows.
+"""GEMM for profile fast, of bfloat16 or FP8 weights: a row's sum has one order, whatever the number of rows.
 
 ``out[m, n] = sum over k of x[m, k] * w[n, k]``: bfloat16 operands, float32 sums. What fixes the order of a
 sum is ``chunk``, a function of (N, K) alone: the products of one chunk of k are added by the tensor cores in
@@ -9,6 +9,9 @@ equal bits for every instruction shape is a fact about the chip, measured by ``b
 
 The weight is always the left operand of the matrix instruction (64 rows of it at a time), and tokens the
 right one, which may be as few as 16: small batches waste little, and no bucket changes the operand's side.
+
+FP8 weights are decoded to the bfloat16 that they are on their way to the matrix unit, 64 channels after the
+other, so that the bits are those of the same weights in bfloat16, for half the bytes.
 
 Legend: M rows, N outputs, K inputs, S = ceil(K / chunk) chunks.
 """
@@ -22,7 +25,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from deepinfer.kernels.gpu.elementary import rounded
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.fp8_weights import RUN, Fp8Weights, fp8_factors, fp8_half
+from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch
 
 _GROUP = 8
 _REDUCED = 512
@@ -57,9 +61,34 @@ class Workspace:
         return Workspace(torch.empty(values, dtype=torch.float32, device=place), zeros)
 
 
+@device
+def _step(
+    w: Block,
+    scales: Ptr,
+    x: Block,
+    n0: Block,
+    m0: Block,
+    k: int,
+    acc: Block,
+    num_outputs: int,
+    BN: tl.constexpr,
+    FP8: tl.constexpr,
+) -> Block:
+    """``acc`` plus the products of one step of loads, k ascending."""
+    if not FP8:
+        acc = tl.dot(w.load([n0, k]), x.load([m0, k]).T, acc)
+    else:
+        n, words = n0 + tl.arange(0, BN), w.load([n0, k // 4])
+        by = tl.load(scales + (k // 128) * num_outputs + n, n < num_outputs, other=0)
+        acc = tl.dot(fp8_half(words, fp8_factors(by, 0), 0), x.load([m0, k]).T, acc)
+        acc = tl.dot(fp8_half(words, fp8_factors(by, 1), 1), x.load([m0, k + 64]).T, acc)
+    return acc
+
+
 @kernel
 def _gemm_kernel(
     w: Ptr,
+    scales: Ptr,
     x: Ptr,
     out: Ptr,
     partials: Ptr,
@@ -75,6 +104,7 @@ def _gemm_kernel(
     WAY: tl.constexpr,
     GROUP: tl.constexpr,
     ROUND: tl.constexpr,
+    FP8: tl.constexpr,
 ) -> None:
     row_tiles, column_tiles = tl.cdiv(num_rows, BM), tl.cdiv(num_outputs, BN)
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -88,16 +118,16 @@ def _gemm_kernel(
     if WAY == 0:
         if CHUNKS == 1:
             for k in range(0, chunk, BK):
-                total = tl.dot(w.load([n0, k]), x.load([m0, k]).T, total)
+                total = _step(w, scales, x, n0, m0, k, total, num_outputs, BN, FP8)
         else:
             for s in range(0, CHUNKS):
                 acc = tl.zeros((BN, BM), tl.float32)
                 for k in range(s * chunk, (s + 1) * chunk, BK):
-                    acc = tl.dot(w.load([n0, k]), x.load([m0, k]).T, acc)
+                    acc = _step(w, scales, x, n0, m0, k, acc, num_outputs, BN, FP8)
                 total = total + acc
     else:
         for k in range(part * chunk, (part + 1) * chunk, BK):
-            total = tl.dot(w.load([n0, k]), x.load([m0, k]).T, total)
+            total = _step(w, scales, x, n0, m0, k, total, num_outputs, BN, FP8)
     n, m = n0 + tl.arange(0, BN), m0 + tl.arange(0, BM)
     inside = (n < num_outputs)[:, None] & (m < num_rows)[None, :]
     places = m.to(tl.int64)[None, :] * num_outputs + n[:, None]
@@ -141,45 +171,50 @@ def _reduce_kernel(
 
 def gemm(
     x: torch.Tensor,
-    w: torch.Tensor,
+    w: torch.Tensor | Fp8Weights,
     out: torch.Tensor,
     chunk: int,
     tile: Tile,
     workspace: Workspace,
     bf16: bool = False,
 ) -> torch.Tensor:
-    """``x`` bfloat16 [M, K] times ``w`` bfloat16 [N, K] into ``out`` [M, N], bfloat16 or float32; returns it.
+    """``x`` bfloat16 [M, K] times ``w`` [N, K] into ``out`` [M, N], bfloat16 or float32; returns it.
 
     Args:
         x: rows contiguous; K a multiple of 8.
-        w: rows contiguous.
+        w: bfloat16 with contiguous rows, or FP8.
         out: rows contiguous.
         chunk: k values of a chunk, a multiple of 128; depends on (N, K) alone.
-        tile: any; moves no bit.
+        tile: moves no bit; any for bfloat16, of depth 128 for FP8.
         workspace: room for S * M * N partial sums unless the way is ``IN_LOOP``.
         bf16: whether a float32 ``out`` gets values rounded to bfloat16.
 
     Raises:
-        ValueError: the workspace is too small, or the chunk is no multiple of 128.
+        ValueError: the workspace is too small, the chunk is no multiple of 128, or the tile is none for FP8.
     """
-    (num_rows, depth), num_outputs = x.shape, w.shape[0]
+    eight = isinstance(w, Fp8Weights)
+    left, scales = (w.words, w.scales) if isinstance(w, Fp8Weights) else (w, workspace.counters)
+    (num_rows, depth), num_outputs = x.shape, left.shape[0]
     chunks = ceil_div(depth, chunk)
     way = tile.way if chunks > 1 else IN_LOOP
     tiles = ceil_div(num_rows, tile.rows) * ceil_div(num_outputs, tile.outputs)
     if chunk % 128:
         raise ValueError(f"gemm: chunk {chunk} is no multiple of 128")
+    if eight and tile.depth != RUN:
+        raise ValueError(f"gemm: a tile for FP8 weights has depth {RUN}, not {tile.depth}")
     if way != IN_LOOP and (
         chunks * out.numel() > workspace.partials.numel() or tiles > len(workspace.counters)
     ):
         raise ValueError(f"gemm: {chunks} chunks of {list(out.shape)} do not fit the workspace")
-    left = TensorDescriptor.from_tensor(w, [tile.outputs, tile.depth])
-    right = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth])
+    weights = TensorDescriptor.from_tensor(left, [tile.outputs, RUN // 4 if eight else tile.depth])
+    rows = TensorDescriptor.from_tensor(x, [tile.rows, RUN // 2 if eight else tile.depth])
     launch(
         _gemm_kernel,
         (tiles, 1 if way == IN_LOOP else chunks),
         *(
-            left,
-            right,
+            weights,
+            scales,
+            rows,
             out,
             workspace.partials,
             workspace.counters,
@@ -197,6 +232,7 @@ def gemm(
         WAY=way,
         GROUP=_GROUP,
         ROUND=bf16,
+        FP8=eight,
     )
     if way == BY_SECOND:
         grid = (ceil_div(out.numel(), _REDUCED),)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from deepinfer.kernels import row_copies
 from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.reference import budget, fake_quant, hyper, indexer, records, sampling
@@ -100,6 +101,12 @@ class ReferenceOps(Chains, Turns):
     ) -> torch.Tensor:
         """See ``Ops``."""
         return records.load(where, rows, out)
+
+    def copy_rows_(
+        self, target: torch.Tensor, to: torch.Tensor, source: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return row_copies.copy_rows_(target, to, source, rows)
 
     def hc_mix(
         self,

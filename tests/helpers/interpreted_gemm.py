@@ -1,4 +1,4 @@
-"""The bf16 GEMM in the exact interpreter: prints every tile and row count whose rows differ, as JSON.
+"""The GEMM of profile fast in the exact interpreter: prints tiles and row counts whose rows differ, as JSON.
 
 All tiles, ways of summing chunks and row counts must give one answer for one chunk; another chunk must not.
 """
@@ -12,6 +12,7 @@ from exact_interpreter import make_exact
 
 make_exact()
 
+from deepinfer.kernels.gpu.fp8_weights import exact_fp8, pack_fp8  # noqa: E402
 from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm  # noqa: E402
 
 DEPTH, OUTPUTS, ROWS = 320, 40, 40
@@ -21,6 +22,38 @@ TILES = [
     Tile(64, 64, 128, 2, 4, IN_LOOP),
     Tile(32, 32, 64, 2, 4, BY_LAST),
 ]
+
+
+def fp8_differences(x: torch.Tensor, workspace: Workspace) -> dict[str, int]:
+    """FP8 weights against the same weights in bfloat16: values whose bytes differ, by chunk and way.
+
+    Scales differ by block, codes have subnormals and both zeros; ``control`` has one scale of another.
+    """
+    generator = torch.Generator().manual_seed(6)
+    steps = torch.randint(0, 256, (OUTPUTS, DEPTH), generator=generator, dtype=torch.uint8)
+    steps[(steps & 127) == 127] = 0x80
+    powers = torch.randint(110, 130, (2, DEPTH // 32), generator=generator).to(torch.uint8)
+    wide = powers.to(torch.float32).repeat_interleave(32, 0)[:OUTPUTS].repeat_interleave(32, 1)
+    dense = torch.ldexp(steps.view(torch.float8_e4m3fn).to(torch.float32), wide - 127)
+    found = exact_fp8(dense)
+    assert found is not None
+    codes, scales = found
+    wrong = scales.clone()
+    wrong[1, 3] += 1
+    tiles = [Tile(16, 16, 128, 2, 4, way) for way in (BY_LAST, BY_SECOND, IN_LOOP)]
+    differ = {}
+    for chunk in (128, 384):
+        for tile in tiles:
+            for name, weight in (("", pack_fp8(codes, scales)), ("control ", pack_fp8(codes, wrong))):
+                outs = [torch.full((ROWS, OUTPUTS), float("nan")) for _ in range(2)]
+                gemm(x, dense.to(torch.bfloat16), outs[0], chunk, tile, workspace)
+                gemm(x, weight, outs[1], chunk, tile, workspace)
+                bits = [out.view(torch.int32) for out in outs]
+                differ[f"{name}{chunk} {tile.way}"] = int((bits[0] != bits[1]).sum())
+    inexact = dense.clone()
+    inexact[0, 0] = 1.0 + 2.0**-5
+    differ["inexact"] = int(exact_fp8(inexact) is not None)
+    return differ
 
 
 def main() -> None:
@@ -39,11 +72,13 @@ def main() -> None:
         for low, high in ((0, 1), (33, 34), (0, 16), (7, 24), (0, ROWS)):
             if not torch.equal(rows(low, high, 128, tile), whole[low:high]):
                 wrong.append(f"rows {low} to {high} of {tile}")
+    eight = fp8_differences(x, workspace)
     exact = x.double() @ w.double().T
     print(
         json.dumps(
             {
                 "wrong": wrong,
+                "fp8": eight,
                 "counters_left": int(workspace.counters.abs().sum()),
                 "error": float((whole.double() - exact).norm() / exact.norm()),
                 "moved_by_another_chunk": int((rows(0, ROWS, 256, TILES[2]) != whole).sum()),

@@ -134,6 +134,14 @@ def _records(ops: Ops, d: Draws, kind: str, width: int, data: int, scales: int, 
     return buffer, ops.load_records(where, d.put(np.array([19, 0, -1, 3, 3, 12, 1, 6])))
 
 
+def _copies(ops: Ops, d: Draws, count: int, width: int, step: int) -> Outputs:
+    pool, target = (d.whole(0, 256, 3 * count, step).to(torch.uint8) for _ in range(2))
+    to, rows = d.put(np.arange(3 * count)[::-3].copy()), d.whole(0, count, count) * 3
+    to[1], rows[2] = -1, -1
+    ops.copy_rows_(target[:, :width], to, pool[:, :width], rows)
+    return target, ops.copy_rows_(pool[:, 1:], to, pool[:, 1:], rows)  # bytes that are no words
+
+
 def _hyper(ops: Ops, d: Draws, rows: int, width: int) -> Outputs:
     streams = d.normal(rows, 4, width)
     fn, base, scale = ops.pack_linear(d.normal(24, 4 * width, scale=0.1)), d.normal(24), d.normal(3)
@@ -238,7 +246,6 @@ def _sized(kind: str, run: Any, sizes: list[tuple[Any, ...]], small: list[tuple[
 def all_cases() -> list[Case]:
     """Every case: odd small shapes, then those of the bundled checkpoint and of the released model."""
     mini_linear = [(1, 256, 128), (33, 128, 512), (17, 256, 4096), (100, 1024, 24)]
-    released = [(1, 5120, 1280), (40, 1280, 512)]
     return [
         *_sized(
             "linear",
@@ -246,7 +253,7 @@ def all_cases() -> list[Case]:
             [(*s, 1, h) for s in mini_linear for h in (True, False)],
             [(5, 70, 33, 1, False)],
         ),
-        *_sized("linear released", _linear, [(*s, 1, True) for s in released], []),
+        *_sized("linear released", _linear, [(1, 5120, 1280, 1, True), (40, 1280, 512, 1, True)], []),
         *_sized("grouped", _linear, [(9, 256, 64, 2, True)], [(18, 24, 20, 2, False)]),
         *_sized("written out", _written_out, [(17, 256, 512), (3, 5120, 64)], [(5, 70, 33)]),
         *_sized("pointwise", _pointwise, [(100_003,)], [(1500,)]),
@@ -264,6 +271,7 @@ def all_cases() -> list[Case]:
                 ("exact", 10, 40, 0, True),
             ],
         ),
+        *_sized("copies", _copies, [(100, 528, 544), (9, 37_888, 37_888)], [(7, 24, 24)]),
         *_sized("hyper", _hyper, [(1, 256), (40, 256), (5, 5120)], [(5, 24)]),
         *_sized("pool", _pool, [(33, 128), (5, 512)], [(7, 40)]),
         *_sized("engram", _engram, [(33, 256), (5, 5120)], [(5, 24)]),

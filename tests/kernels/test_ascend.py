@@ -14,6 +14,7 @@ BESIDE = ["interpreted_ascend.py"]
 FEW = 48
 OPS_OF_CASES = {
     "records": {"bind_records", "store_records", "load_records"},
+    "copies": {"copy_rows_"},
     "route": {"route"},
     "logprobs": {"log_softmax", "token_logprobs"},
     "sample": {"sample"},
