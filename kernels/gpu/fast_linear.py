@@ -16,7 +16,7 @@ import torch
 
 from deepinfer.kernels.gpu.elementary import rounded
 from deepinfer.kernels.gpu.gemm import Workspace
-from deepinfer.kernels.gpu.gemm_tiles import multiply
+from deepinfer.kernels.gpu.gemm_tiles import multiply, rounds_rows
 from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
 
 import triton.language as tl  # isort: skip
@@ -85,10 +85,10 @@ def linear(x: torch.Tensor, weight: FastLinear, workspace: Workspace, bf16: bool
     out = torch.empty(len(x), groups * outputs, dtype=torch.float32, device=x.device)
     if len(x) == 0:
         return out
-    half = x.to(torch.bfloat16)
+    given = x if rounds_rows(len(x), x.device) else x.to(torch.bfloat16)
     for group in range(groups):
-        rows = half[:, group * depth : (group + 1) * depth]
-        if depth % 8 or rows.data_ptr() % 16 or rows.stride(0) % 8:
+        rows = given[:, group * depth : (group + 1) * depth]
+        if depth % 8 or rows.data_ptr() % 16 or rows.stride(0) % 8 or rows.stride(1) != 1:
             rows = torch.nn.functional.pad(rows, (0, -depth % 8)).contiguous()
         own = out[:, group * outputs : (group + 1) * outputs]
         if weight.num_parts == 1:

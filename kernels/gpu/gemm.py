@@ -76,12 +76,12 @@ def _step(
 ) -> Block:
     """``acc`` plus the products of one step of loads, k ascending."""
     if not FP8:
-        acc = tl.dot(w.load([n0, k]), x.load([m0, k]).T, acc)
+        acc = tl.dot(w.load([n0, k]), x.load([m0, k]).to(tl.bfloat16).T, acc)
     else:
         n, words = n0 + tl.arange(0, BN), w.load([n0, k // 4])
         by = tl.load(scales + (k // 128) * num_outputs + n, n < num_outputs, other=0)
-        acc = tl.dot(fp8_half(words, fp8_factors(by, 0), 0), x.load([m0, k]).T, acc)
-        acc = tl.dot(fp8_half(words, fp8_factors(by, 1), 1), x.load([m0, k + 64]).T, acc)
+        acc = tl.dot(fp8_half(words, fp8_factors(by, 0), 0), x.load([m0, k]).to(tl.bfloat16).T, acc)
+        acc = tl.dot(fp8_half(words, fp8_factors(by, 1), 1), x.load([m0, k + 64]).to(tl.bfloat16).T, acc)
     return acc
 
 
@@ -178,10 +178,10 @@ def gemm(
     workspace: Workspace,
     bf16: bool = False,
 ) -> torch.Tensor:
-    """``x`` bfloat16 [M, K] times ``w`` [N, K] into ``out`` [M, N], bfloat16 or float32; returns it.
+    """``x`` [M, K] times ``w`` [N, K] into ``out`` [M, N], bfloat16 or float32; returns it.
 
     Args:
-        x: rows contiguous; K a multiple of 8.
+        x: bfloat16, or float32 that is rounded to it on the way; rows contiguous, K a multiple of 8.
         w: bfloat16 with contiguous rows, or FP8.
         out: rows contiguous.
         chunk: k values of a chunk, a multiple of 128; depends on (N, K) alone.

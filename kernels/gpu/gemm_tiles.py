@@ -130,10 +130,21 @@ def plan(outputs: int, inputs: int, buckets: bool = True) -> Plan:
     return Plan(chunk, (few, some, *many))
 
 
+def rounds_rows(num_rows: int, place: torch.device) -> bool:
+    """Whether ``multiply`` takes so many rows in float32: few are rounded on their way, in every tile again.
+
+    A launch that rounds them first costs as much as a small product.
+    """
+    return num_rows <= _BUCKETS[1] and capability_at(place).buckets
+
+
 def multiply(
     x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, workspace: Workspace, bf16: bool = False
 ) -> torch.Tensor:
-    """``x`` bfloat16 [M, K] times ``w`` bfloat16 [N, K] into ``out`` [M, N]; see ``gemm.gemm``."""
+    """``x`` [M, K] times ``w`` bfloat16 [N, K] into ``out`` [M, N]; see ``gemm.gemm``.
+
+    ``x`` is bfloat16, or float32 where ``rounds_rows``.
+    """
     (num_rows, inputs), outputs = x.shape, w.shape[0]
     chosen = plan(outputs, inputs, capability_at(x.device).buckets)
     bucket = sum(num_rows > bound for bound in _BUCKETS)

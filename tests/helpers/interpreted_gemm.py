@@ -72,6 +72,10 @@ def main() -> None:
         for low, high in ((0, 1), (33, 34), (0, 16), (7, 24), (0, ROWS)):
             if not torch.equal(rows(low, high, 128, tile), whole[low:high]):
                 wrong.append(f"rows {low} to {high} of {tile}")
+    given = torch.randn(ROWS, DEPTH, generator=generator)  # numbers that bfloat16 does not hold
+    outs = [torch.empty(ROWS, OUTPUTS) for _ in range(2)]
+    for part, out in zip((given, given.to(torch.bfloat16)), outs, strict=True):
+        gemm(part, w, out, 128, TILES[2], workspace)
     eight = fp8_differences(x, workspace)
     exact = x.double() @ w.double().T
     print(
@@ -79,6 +83,7 @@ def main() -> None:
             {
                 "wrong": wrong,
                 "fp8": eight,
+                "rounded_on_the_way": int((outs[0] != outs[1]).sum()),
                 "counters_left": int(workspace.counters.abs().sum()),
                 "error": float((whole.double() - exact).norm() / exact.norm()),
                 "moved_by_another_chunk": int((rows(0, ROWS, 256, TILES[2]) != whole).sum()),

@@ -33,6 +33,7 @@ def test_gemm_rows_keep_their_bits_in_any_tile(beside: Beside) -> None:
     found: dict[str, Any] = beside.answer("interpreted_gemm.py")
     assert found["wrong"] == []
     assert found["counters_left"] == 0
+    assert found["rounded_on_the_way"] == 0
     assert found["error"] < 1e-6
     assert found["moved_by_another_chunk"] > 0, "the check would not see a changed order"
 
