@@ -28,13 +28,14 @@ from layers_common import DEVICE, Report, against, timed
 
 from deepinfer.kernels.gpu import hopper_attention, hopper_scan, packed_attention
 from deepinfer.kernels.gpu import index_scan as triton_scan
+from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.hopper_scan import HopperScanTile
 from deepinfer.kernels.gpu.records import load_records
 from deepinfer.kernels.gpu.select16 import PoolGroups, select16, select_entries, select_within
 
 ATTEND = ("gluon",)
-SCAN = tuple(HopperScanTile(*t) for t in ((20, 88), (24, 80)))
-WITHIN = (HopperScanTile(5, 96),)
+SCAN = tuple(HopperScanTile(*t) for t in ((24, 80), (20, 88)))
+WITHIN = tuple(HopperScanTile(*t) for t in ((4, 112), (5, 96)))
 
 
 def _launch(kind: str, tile: Any) -> None:
@@ -82,7 +83,7 @@ def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
 
 
 def _attention(report: Report, caches: Caches) -> None:
-    sink = torch.randn(HEADS, device=DEVICE)
+    sink, workspace = torch.randn(HEADS, device=DEVICE), Workspace.on(torch.device(DEVICE))
     q, _, _ = _queries(64, DEVICE)
     near, far = caches.slots(64)
     far[3, 400:], near[4, :30], far[5], near[5] = -1, -1, -1, -1
@@ -100,7 +101,7 @@ def _attention(report: Report, caches: Caches) -> None:
     def call(q: Any, near: Any, far: Any, tile: Any) -> torch.Tensor:
         if tile is None:
             return packed_attention.attend(q, caches.window, near, caches.main, far, sink)
-        return hopper_attention.attend(q, caches.window, near, caches.main, far, sink)
+        return hopper_attention.attend(q, caches.window, near, caches.main, far, sink, workspace)
 
     for tile in ATTEND:
 
@@ -108,9 +109,10 @@ def _attention(report: Report, caches: Caches) -> None:
             whole = call(q, near, far, tile)
             triton = call(q, near, far, None)
             moved = sum(int((call(q, near, far, tile) != whole).sum()) for _ in range(20))
-            alone = call(q[7:8], near[7:8], far[7:8], tile)
-            first = call(q, near, far, ATTEND[0])
-            unequal = int((whole != first).sum()) + int((alone != whole[7:8]).sum()) + moved
+            unequal = moved + int((call(q, near, far, ATTEND[0]) != whole).sum())
+            for low, high in ((7, 8), (0, 2), (1, 17), (5, 36), (0, 63)):
+                part = call(q[low:high], near[low:high], far[low:high], tile)
+                unequal += int((part != whole[low:high]).sum())
             return {
                 "error": reference.relative(whole[few], wanted),
                 "error_triton": reference.relative(triton[few], wanted),
@@ -232,13 +234,14 @@ def _layers(report: Report, caches: Caches) -> None:
     counts = torch.full((rows,), length, device=DEVICE, dtype=torch.int32)
     sets = [caches.slots(rows) for _ in range(8)]
     near, sink = sets[0][0], torch.randn(HEADS, device=DEVICE)
+    workspace = Workspace.on(torch.device(DEVICE))
     groups = PoolGroups(caches.table, PAGE)
     args = (caches.index, caches.table, counts, length, BLOCK)
     _, best = hopper_scan.scan(iq, w, *args, SCAN[0], best=True)
     blocks = select16(best, counts, BLOCKS, BLOCK, newest=True)
 
     def mixed(far: torch.Tensor) -> None:
-        hopper_attention.attend(q, caches.window, near, caches.main, far, sink)
+        hopper_attention.attend(q, caches.window, near, caches.main, far, sink, workspace)
 
     def source() -> None:
         keys, best = hopper_scan.scan(iq, w, *args, SCAN[0], best=True)
@@ -252,7 +255,8 @@ def _layers(report: Report, caches: Caches) -> None:
         mixed(select_within(keys, counts, TOP, blocks, BLOCK, groups=groups))
 
     reuse = [
-        lambda s=s: hopper_attention.attend(q, caches.window, s[0], caches.main, s[1], sink) for s in sets
+        lambda s=s: hopper_attention.attend(q, caches.window, s[0], caches.main, s[1], sink, workspace)
+        for s in sets
     ]
     attend_bytes = rows * (WINDOW * 528 + TOP * 288 + 2 * HEADS * WIDTH * 2)
     attend_flop = rows * HEADS * (WINDOW + TOP) * WIDTH * 4

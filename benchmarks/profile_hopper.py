@@ -30,6 +30,9 @@ def main() -> None:
     blocks = select16(best, counts, shapes.BLOCKS, shapes.BLOCK, newest=True)
     keys, _ = packed_ops.scan(iq, w, *args, shapes.BLOCKS * shapes.BLOCK, shapes.BLOCK, blocks=blocks)
     select_within(keys, counts, shapes.TOP, blocks, shapes.BLOCK)
+    if "--attention" in sys.argv:
+        torch.cuda.synchronize()
+        return
     layer = experts.Layer()
     x, ids, shares = experts._draw(8192)
     tiles = plan_tiles(ids, experts.EXPERTS, 128)

@@ -50,17 +50,19 @@ def _planes(words: Block) -> Block:
 
 @warp_device
 def weighted(dots: Block, weight: Block) -> Block:
-    """``bf16(max(dots, 0)) * weight``, rounded to bfloat16."""
+    """``bf16(max(dots, 0)) * weight``, rounded to bfloat16, as float32."""
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 a, z;
         mov.b32 z, 0x80008000;
-        cvt.rn.relu.bf16x2.f32 a, $2, $1;
-        fma.rn.bf16x2 $0, a, $3, z;
+        cvt.rn.relu.bf16x2.f32 a, $3, $2;
+        fma.rn.bf16x2 a, a, $4, z;
+        shl.b32 $0, a, 16;
+        and.b32 $1, a, 0xFFFF0000;
         }""",
-        "=r,r,r,r",
+        "=r,=r,r,r,r",
         [dots, weight],
-        dtype=gl.bfloat16,
+        dtype=gl.float32,
         is_pure=True,
         pack=2,
     )
@@ -74,16 +76,16 @@ def factor(scales: Block, GROUP: gl.constexpr) -> Block:
 
 @warp_device
 def load_tile(
-    data: Block, scales: Block, group: Block, own: Block, LAYOUT: gl.constexpr, WITHIN: gl.constexpr
+    data: Block, group: Block, own: Block, LAYOUT: gl.constexpr, WITHIN: gl.constexpr
 ) -> tuple[Block, Block, Block, Block, Block]:
     """Words of the four groups of channels of every entry [64, 4], and its scale bytes [64], as one word."""
     word = gl.arange(0, 4, layout=gl.SliceLayout(0, CODES))
-    group = group.to(gl.int64)
+    block = data + group.to(gl.int64) * LAYOUT[1]
     if WITHIN:
-        at = data + (group * LAYOUT[1] + own * LAYOUT[2])[:, None] + word[None, :]
+        at = (block + own * LAYOUT[2])[:, None] + word[None, :]
     else:
-        at = (data + group * LAYOUT[1]) + (own * LAYOUT[2])[:, None] + word[None, :]
-    powers = gl.load((scales + group * (LAYOUT[3] // 4)) + own * (LAYOUT[4] // 4))
+        at = block + (own * LAYOUT[2])[:, None] + word[None, :]
+    powers = gl.load(block + (own * LAYOUT[4] + LAYOUT[3]))
     return gl.load(at), gl.load(at + 4), gl.load(at + 8), gl.load(at + 12), powers
 
 

@@ -38,7 +38,13 @@ from deepinfer.kernels.gpu.index_scan import check_table
 from deepinfer.kernels.gpu.launching import Block, ceil_div
 from deepinfer.kernels.gpu.packed_attention import layout_in_words, words_of
 from deepinfer.kernels.gpu.records import BoundRecords
-from deepinfer.kernels.gpu.warp_groups import warp_device, warp_kernel, warp_launch
+from deepinfer.kernels.gpu.warp_groups import (
+    after_launches_before,
+    next_may_begin,
+    warp_device,
+    warp_kernel,
+    warp_launch,
+)
 
 QUERIES: gl.constexpr = gl.constexpr(
     gl.DistributedLinearLayout(
@@ -59,7 +65,7 @@ class HopperScanTile:
     registers: int
 
 
-_ALL, _WITHIN = HopperScanTile(20, 88), HopperScanTile(5, 96)
+_ALL, _WITHIN = HopperScanTile(24, 80), HopperScanTile(4, 112)
 
 
 @warp_device
@@ -108,7 +114,6 @@ def _scan_kernel(
     q: Block,
     w: Block,
     data: Block,
-    scales: Block,
     table: Block,
     counts: Block,
     blocks: Block,
@@ -123,6 +128,8 @@ def _scan_kernel(
     WITHIN: gl.constexpr,
     BEST: gl.constexpr,
 ) -> None:
+    next_may_begin()
+    after_launches_before()
     row = gl.program_id(1).to(gl.int64)
     count = gl.load(counts + row).to(gl.int32)
     start = gl.program_id(0) * (ENTRIES * num_tiles)
@@ -158,57 +165,74 @@ def _scan_kernel(
         weight = weight.to(gl.bfloat16)[None, :].broadcast_to([64, 32])
 
         r = gl.arange(0, ENTRIES, layout=gl.SliceLayout(1, CODES))
-        line = table + row * width_of_table
+        line, own_keys = table + row * width_of_table, keys + row * length
         block, after = r, r
         if WITHIN:
             block = _candidates(blocks, row, start, end, num_candidates, BLOCK)
             after = _candidates(blocks, row, start + ENTRIES, end, num_candidates, BLOCK)
         group = _group_of(line, start, block, end, LAYOUT[0], BLOCK, WITHIN)
         own = _place_in(start, block, LAYOUT[0], BLOCK, WITHIN)
-        c0, c1, c2, c3, s = load_tile(data, scales, group, own, LAYOUT, WITHIN)
+        c0, c1, c2, c3, s = load_tile(data, group, own, LAYOUT, WITHIN)
         group = _group_of(line, start + ENTRIES, after, end, LAYOUT[0], BLOCK, WITHIN)
         for first in range(start, end, ENTRIES):
-            # two groups of channels at a time: four would not leave registers for enough programs
+            # two groups of channels at a time: four would not leave registers for enough programs; when the
+            # next tile is asked for differs, so that the compiler keeps both products in flight
             a0, a1 = left_operand(c0), left_operand(c1)
             d0, d1 = group_dots(a0, queries, 0), group_dots(a1, queries, 1)
-            a2, a3 = left_operand(c2), left_operand(c3)
-            power = s
+            power = gl.convert_layout(s, gl.SliceLayout(1, SCORES))
             if WITHIN:
+                o2, o3 = c2, c3
                 seen = (block >= 0) & (block * BLOCK + (r & (BLOCK - 1)) < count)
                 block = after
-            else:
-                seen = first + r < end
-            own = _place_in(first + ENTRIES, block, LAYOUT[0], BLOCK, WITHIN)
-            n0, n1, n2, n3, s = load_tile(data, scales, group, own, LAYOUT, WITHIN)
-            if WITHIN:
+                own = _place_in(first + ENTRIES, block, LAYOUT[0], BLOCK, WITHIN)
+                c0, c1, c2, c3, s = load_tile(data, group, own, LAYOUT, WITHIN)
                 after = _candidates(blocks, row, first + 2 * ENTRIES, end, num_candidates, BLOCK)
-            group = _group_of(line, first + 2 * ENTRIES, after, end, LAYOUT[0], BLOCK, WITHIN)
-            c0, c1, c2, c3 = n0, n1, n2, n3
-            power = gl.convert_layout(power, gl.SliceLayout(1, SCORES))
-            d0, d1 = warpgroup_mma_wait(0, deps=(d0, d1))
-            d2, d3 = group_dots(a2, queries, 2), group_dots(a3, queries, 3)
+                group = _group_of(line, first + 2 * ENTRIES, after, end, LAYOUT[0], BLOCK, WITHIN)
+                d0, d1 = warpgroup_mma_wait(0, deps=(d0, d1))
+                a2, a3 = left_operand(o2), left_operand(o3)
+                d2, d3 = group_dots(a2, queries, 2), group_dots(a3, queries, 3)
+            else:
+                a2, a3 = left_operand(c2), left_operand(c3)
+                d0, d1 = warpgroup_mma_wait(0, deps=(d0, d1))
+                d2, d3 = group_dots(a2, queries, 2), group_dots(a3, queries, 3)
             dots = d0 * factor(power, 0)
             dots = gl.fma(d1, factor(power, 1).broadcast_to([64, 32]), dots)
             d2, d3 = warpgroup_mma_wait(0, deps=(d2, d3))
+            if not WITHIN:
+                seen = first + r < end
+                own = _place_in(first + ENTRIES, block, LAYOUT[0], BLOCK, WITHIN)
+                c0, c1, c2, c3, s = load_tile(data, group, own, LAYOUT, WITHIN)
+                group = _group_of(line, first + 2 * ENTRIES, block, end, LAYOUT[0], BLOCK, WITHIN)
             dots = gl.fma(d2, factor(power, 2).broadcast_to([64, 32]), dots)
             dots = gl.fma(d3, factor(power, 3).broadcast_to([64, 32]), dots)
-            score = gl.sum(weighted(dots, weight).to(gl.float32), axis=1)
+            score = gl.sum(weighted(dots, weight), axis=1)
             bits = (score + 0.0).to(gl.bfloat16).to(gl.int16, bitcast=True).to(gl.int32)
             key = bits ^ ((bits >> 15) & 0x7FFF)
             key = gl.where(gl.convert_layout(seen, gl.SliceLayout(1, SCORES)), key, -32768)
             place = first + gl.arange(0, ENTRIES, layout=gl.SliceLayout(1, SCORES))
-            gl.store(keys + row * length + place, key.to(gl.int16), mask=place < length)
+            gl.store(own_keys + place.to(gl.uint32), key.to(gl.int16), mask=place < length)
             if BEST:
                 top = gl.max(key.reshape([ENTRIES // BLOCK, BLOCK]), axis=1)
                 b = first // BLOCK + gl.arange(0, ENTRIES // BLOCK, layout=top.type.layout)
                 gl.store(best + row * num_candidates + b, top.to(gl.int16), mask=b < num_candidates)
 
 
+def _layout(pool: BoundRecords) -> tuple[int, ...]:
+    """Records of a block; words from block to block, record to record, codes to scales, scales to scales."""
+    per, block, step, _, scale_step = layout_in_words(pool)
+    behind = pool.scales.data_ptr() - pool.data.data_ptr()
+    return per, block, step, behind // 4, scale_step // 4
+
+
 def fits(q: torch.Tensor, pool: BoundRecords, block_size: int) -> bool:
-    """Whether heads, widths and the layout of the pool are those of this kernel."""
-    per, _, _, scale_block, scale_step = layout_in_words(pool)
+    """Whether heads, widths and the layout of the pool are those of this kernel: groups of a power of two of
+    records, 64 or more, with scales behind codes in whole words.
+    """
+    per, block, _, scale_block, scale_step = layout_in_words(pool)
+    behind = pool.scales.data_ptr() - pool.data.data_ptr()
     shape = q.shape[1:] == (HEADS.value, CHANNELS.value) and ENTRIES.value % block_size == 0
-    return shape and per % ENTRIES.value == per & (per - 1) == scale_block % 4 == scale_step % 4 == 0
+    together = scale_block == 4 * block and 0 <= behind < scale_block and behind % 4 == scale_step % 4 == 0
+    return shape and together and per % ENTRIES.value == per & (per - 1) == 0
 
 
 def scan(
@@ -235,11 +259,8 @@ def scan(
     keys = torch.empty(num_rows, length, dtype=torch.int16, device=q.device)
     num_blocks = ceil_div(length, block_size) if best else 0
     largest = torch.empty(num_rows, num_blocks, dtype=torch.int16, device=q.device)
-    scales = torch.empty(0, dtype=torch.uint8, device=q.device).set_(pool.scales.untyped_storage())
-    scales = scales[pool.scales.storage_offset() :]
-    scales = scales[: scales.numel() // 4 * 4].view(torch.int32)
     constants: dict[str, Any] = {
-        "LAYOUT": layout_in_words(pool),
+        "LAYOUT": _layout(pool),
         "BLOCK": block_size,
         "WITHIN": blocks is not None,
         "BEST": best,
@@ -250,9 +271,10 @@ def scan(
     warp_launch(
         _scan_kernel,
         (ceil_div(tiles, tiles_each), num_rows),
-        *(q, w, words_of(pool), scales, table, counts, counts if blocks is None else blocks, keys, largest),
+        *(q, w, words_of(pool), table, counts, counts if blocks is None else blocks, keys, largest),
         *(table.shape[1], length, num_blocks if blocks is None else blocks.shape[1], tiles_each),
         num_warps=4,
+        early=True,
         **constants,
     )
     return keys, largest

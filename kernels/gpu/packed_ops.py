@@ -11,6 +11,7 @@ import torch
 
 from deepinfer.kernels.gpu import hopper_attention, hopper_scan, index_scan, packed_attention
 from deepinfer.kernels.gpu.capability import has_wgmma
+from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.index_scan import ScanTile
 from deepinfer.kernels.gpu.records import BoundRecords
 
@@ -24,10 +25,11 @@ def attend(
     main: BoundRecords,
     main_slots: torch.Tensor,
     sink: torch.Tensor,
+    workspace: Workspace | None = None,
 ) -> torch.Tensor:
-    """See ``packed_attention.attend``."""
+    """See ``packed_attention.attend``; ``workspace`` is scratch of the stream, if there is one."""
     if has_wgmma(q.device) and q.shape[2] == hopper_attention.WIDTH:
-        return hopper_attention.attend(q, window, window_slots, main, main_slots, sink)
+        return hopper_attention.attend(q, window, window_slots, main, main_slots, sink, workspace)
     return packed_attention.attend(q, window, window_slots, main, main_slots, sink)
 
 

@@ -95,12 +95,15 @@ def _held_kernel(
     both = tl.cumsum(both, axis=1) + (tl.cumsum(own_sum, axis=0) - own_sum)[:, None]
     rank = both & 0xFFFF
     keep = (above > 0) | ((equal > 0) & (rank <= wanted))
-    if GROUP:
-        group = tl.load(table + row * width_of_table + entry // GROUP, keep, other=0)
-        entry = group * GROUP + entry % GROUP
     tl.store(chosen + row * top + (both >> 16) + tl.minimum(rank, wanted) - 1, entry, keep)
     rest, found = tl.arange(0, TOP), (total >> 16) + tl.minimum(total & 0xFFFF, wanted)
     tl.store(chosen + row * top + rest, -1, (rest >= found) & (rest < top))
+    if GROUP:  # records of what was chosen, not of all that could have been
+        tl.debug_barrier()
+        there, out = rest < found, chosen + row * top + rest
+        entry = tl.load(out, there, other=0).to(tl.uint32)
+        group = tl.load(table + row * width_of_table + entry // GROUP, there, other=0)
+        tl.store(out, group * GROUP + (entry % GROUP).to(tl.int32), there)
 
 
 @device

