@@ -24,15 +24,14 @@ def row_bucket(count: int) -> int:
 
 
 def draft_totals(num_sequences: int, most: int, most_each: int) -> list[int]:
-    """Drafts of all sequences together, at most ``most`` and ``most_each`` a sequence; ascending, 0 first.
+    """Drafts of all sequences together, at most ``most``; ascending, 0 first.
 
-    They fill buckets of rows; one sequence has 1, 2, 3 or all of its drafts.
+    They stand for 1, 2 or all ``most_each`` of a sequence, filled up to the bucket of their rows: each is a
+    shape of its own, and few are worth to be recorded. For a single sequence 3 are worth a try too.
     """
-    most = min(most, num_sequences * most_each)
+    held, bound = sequence_bucket(num_sequences), num_sequences * most_each
+    each = sorted({0, 1, min(2, most_each), most_each})
     if num_sequences == 1:
-        return [total for total in sorted({0, 1, 2, 3, most_each}) if total <= most]
-    held, totals = sequence_bucket(num_sequences), [0]
-    while totals[-1] < most:
-        rows = row_bucket(held + totals[-1] + 1)
-        totals.append(min(rows - held, most))
-    return totals
+        return sorted({total for total in (*each, min(3, most_each)) if total <= most})
+    totals = {0, *(min(row_bucket(held * (1 + k)) - held, bound) for k in each[1:])}
+    return sorted({min(total, most) for total in totals})

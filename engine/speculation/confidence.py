@@ -25,7 +25,7 @@ from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.engine.transfer import fetched, moved
 from deepinfer.kernels.interface import Ops
 
-_LOYALTY = 1.01
+_LOYALTY = 1.02
 """What another number of drafts must promise more than the present one: a change may have to be recorded."""
 
 

@@ -20,6 +20,7 @@ Float64Array = npt.NDArray[np.float64]
 
 KEPT = 9
 """Timings of a size; their median is believed."""
+_KEPT_PLAIN = 5
 _ENOUGH = 3
 _MEMORY = 4000
 """Steps after which a size that was not met again is tried anew."""
@@ -39,6 +40,7 @@ def size_class(size: int) -> int:
 class StepCosts:
     """Seconds of steps of one kind by size class, from the last few of each."""
 
+    kept: int = KEPT
     _timings: dict[int, deque[float]] = field(default_factory=dict)
     _medians: dict[int, float] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class StepCosts:
         """A step of this size took so long."""
         self._clock += 1
         size = size_class(size)
-        timings = self._timings.setdefault(size, deque(maxlen=KEPT))
+        timings = self._timings.setdefault(size, deque(maxlen=self.kept))
         timings.append(seconds)
         self._last[size] = self._clock
         if len(timings) >= _ENOUGH:
@@ -79,8 +81,8 @@ class BatchCosts:
     """
 
     drafting: StepCosts = field(default_factory=StepCosts)
-    plain: StepCosts = field(default_factory=StepCosts)
-    watching: StepCosts = field(default_factory=StepCosts)
+    plain: StepCosts = field(default_factory=lambda: StepCosts(_KEPT_PLAIN))
+    watching: StepCosts = field(default_factory=lambda: StepCosts(_KEPT_PLAIN))
 
     def learn(self, timing: StepTiming) -> None:
         """A step took so long."""
@@ -93,5 +95,7 @@ class BatchCosts:
     @property
     def plain_s(self) -> float:
         """Seconds of a step of plain decoding; 0 if none was met yet."""
-        measured = float(self.plain.curve([0])[0])
-        return measured or _WITHOUT_CONTEXTS * float(self.watching.curve([0])[0])
+        plain, watching = float(self.plain.curve([0])[0]), float(self.watching.curve([0])[0])
+        if plain and watching:
+            return min(plain, watching)  # either may have been timed when the machine was busy
+        return plain or _WITHOUT_CONTEXTS * watching

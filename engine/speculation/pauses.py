@@ -33,6 +33,9 @@ TRIAL = 5
 _WATCHED = 32
 """Steps at the end of a pause that keep contexts."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 512, 8192
+_FIRST_RETRIAL, _LONGEST_RETRIAL, _RETRIAL = 48, 3072, 3
+"""Steps with drafts after which plain ones are timed again, for the first ones of a process are slow; steps
+of that."""
 _ALIKE = 8
 """Batches at least so large are judged like the nearest one that was met, up to twice as large."""
 
@@ -46,6 +49,7 @@ class _Case:
         watched: of these, how many of the last ones keep contexts.
         is_paused: whether they are a pause.
         next_pause: how long the next one lasts.
+        until_trial, next_trial: steps with drafts until plain ones are timed again, and from then on.
     """
 
     left: int = TRIAL
@@ -53,6 +57,8 @@ class _Case:
     is_paused: bool = False
     num_paused: int = 0
     next_pause: int = _FIRST_PAUSE
+    until_trial: int = _FIRST_RETRIAL
+    next_trial: int = 4 * _FIRST_RETRIAL
     tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_SETTLED))
 
@@ -60,6 +66,11 @@ class _Case:
     def has_lost(self) -> bool:
         """Whether drafting lost when it was last looked at."""
         return self.next_pause > _FIRST_PAUSE
+
+    @property
+    def has_won(self) -> bool:
+        """Whether drafts have been made for a while, and still are."""
+        return self.left == 0 and len(self.tokens) >= _SETTLED
 
     def loses(self, plain_s: float, num_sequences: int) -> bool:
         """Whether plain steps of ``plain_s`` would have been faster, however unlucky the drafts were."""
@@ -105,10 +116,15 @@ class Pauses:
         elif timing.num_drafts:  # the first step behind a pause has nothing to verify
             case.tokens.append(timing.num_tokens / timing.num_sequences)
             case.seconds.append(timing.seconds)
-            if case.left or is_trying or plain_s == 0:
+            case.until_trial -= 1
+            if case.left or is_trying:
                 return
-            if case.loses(plain_s, timing.num_sequences):
+            if plain_s and case.loses(plain_s, timing.num_sequences):
                 case.pause()
+            elif case.until_trial <= 0:
+                case.until_trial = case.next_trial
+                case.next_trial = min(4 * case.next_trial, _LONGEST_RETRIAL)
+                case.resume_after(_RETRIAL)
             elif len(case.tokens) >= _SETTLED:
                 case.next_pause = _FIRST_PAUSE
 
@@ -132,8 +148,11 @@ class Pauses:
         if key not in self._cases:
             # losing with fewer sequences, drafts lose with more
             like = [k for k in self._cases if k < key or (key >= _ALIKE and k <= 2 * key)]
+            more = [k for k in self._cases if k > key]
             case = self._cases[key] = _Case()
             if like and self._cases[min(like, key=lambda k: abs(k - key))].has_lost:
                 case.pause()
                 case.next_pause = 2 * _FIRST_PAUSE
+            elif more and self._cases[min(more)].has_won:
+                case.left = 0  # what pays with more sequences pays with fewer
         return self._cases[key]

@@ -52,7 +52,7 @@ WEAK, FAIR = (0.5, 0.3, 0.4, 0.4, 0.4), (0.9, 0.85, 0.8, 0.8, 0.8)
     ("clock", "count", "chances", "steps"),
     [
         (DEVICE[1], 1, WEAK, 600), (DEVICE[16], 16, WEAK, 600), (DEVICE[64], 64, WEAK, 600),
-        (DEVICE[1], 1, FAIR, 300), (DEVICE[16], 16, FAIR, 200), (DEVICE[64], 64, FAIR, 200),
+        (DEVICE[1], 1, FAIR, 400), (DEVICE[16], 16, FAIR, 400), (DEVICE[64], 64, FAIR, 400),
         (CORES, 1, WEAK, 600),
     ],
 )  # fmt: skip
@@ -65,7 +65,8 @@ def test_a_cold_start_soon_reaches_the_best_fixed_number(
     best = best_speed(clock, count, chances)
     assert warm.speed > 0.98 * best
     assert cold.speed > 0.95 * best
-    assert len(cold.shapes | warm.shapes) <= 12, "few shapes are recorded"
+    assert cold.recorded <= (10 if count == 1 else 7)
+    assert warm.recorded <= 2
 
 
 def test_where_drafts_lose_plain_steps_are_all_that_is_left() -> None:
@@ -74,6 +75,14 @@ def test_where_drafts_lose_plain_steps_are_all_that_is_left() -> None:
     played = Machine(clock, 16, WEAK).run(confidence(), 8_000)
     assert played.speed > 0.99 * best_speed(clock, 16, WEAK)
     assert 8 <= played.steps[Drafting.ON] < 80, "it was tried, and tried again"
+
+
+@pytest.mark.parametrize("slow", [10, 40])
+def test_a_slow_start_is_forgotten(slow: int) -> None:
+    """Plain steps look three times as dear at first: without a second look nothing would ever lose."""
+    policy, machine = confidence(), Machine(replace(DEVICE[16], slow=slow), 16, WEAK)
+    machine.run(policy, 250)
+    assert machine.run(policy, 200).steps[Drafting.PAUSED] > 190
 
 
 def test_a_policy_that_never_pauses_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +144,8 @@ def test_single_slow_steps_are_no_loss() -> None:
     for number in range(200):
         milliseconds = 12.0 * (20 if number % 8 == 0 else 1)
         pauses.learn(step(1 + int(draw.random() < 0.5), milliseconds), PLAIN_S, False)
-        assert pauses.mode(1) is Drafting.ON
+        assert pauses.mode(1) is not Drafting.PAUSED
+        drafting_at_once(pauses)
 
 
 def test_a_larger_batch_begins_with_the_pause_of_a_smaller_one() -> None:

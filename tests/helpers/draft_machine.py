@@ -30,6 +30,7 @@ class Clock:
         stages: more, where a block is drafted, and for each of its tokens.
         row: more, for each drafted row.
         noise: share by which a step varies; one of 50 takes five times as long.
+        slow: steps of the machine that are seen three times as long, from its start on.
     """
 
     plain: float
@@ -37,6 +38,7 @@ class Clock:
     stages: tuple[float, float]
     row: float
     noise: float = 0.01
+    slow: int = 0
 
     def of(self, num_rows: int, drafting: Drafting, num_drafted: int) -> float:
         """Without noise."""
@@ -47,10 +49,10 @@ class Clock:
             found += self.stages[0] + self.stages[1] * num_drafted
         return found
 
-    def measured(self, seconds: float, draw: np.random.Generator) -> float:
-        """What is seen of it."""
-        is_slow = draw.random() < 0.02
-        return seconds * float(1 + self.noise * draw.standard_normal()) * (5 if is_slow else 1)
+    def measured(self, seconds: float, number: int, draw: np.random.Generator) -> float:
+        """What is seen of it in step ``number``."""
+        factor = 3 if number < self.slow else 5 if draw.random() < 0.02 else 1
+        return seconds * float(1 + self.noise * draw.standard_normal()) * factor
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Played:
     tokens: float = 0.0
     seconds: float = 0.0
     steps: dict[Drafting, int] = field(default_factory=dict)
+    recorded: int = 0
     shapes: set[tuple[int, Drafting, int]] = field(default_factory=set)
 
     @property
@@ -86,6 +89,7 @@ class Machine:
             )
             for i in range(self.num_sequences)
         ]  # fmt: skip
+        self._num_steps = 0
         self._plays: dict[tuple[int, Drafting, int], int] = {}
 
     def run(self, policy: DraftPolicy, steps: int) -> Played:
@@ -101,6 +105,7 @@ class Machine:
                 asked = count * unseen.most if unseen.total is None else unseen.total
             block = policy.block(count) if mode is Drafting.ON else 0
             verified, expected = self._verified(ahead, asked)
+            self._num_steps += 1
             seconds, is_typical = self._seconds(asked, mode, block, played)
             played.seconds += seconds
             num_tokens = count + sum(accepted for _, accepted in verified)
@@ -109,7 +114,8 @@ class Machine:
             landing.append(
                 StepTiming(
                     num_sequences=count, num_drafts=asked, num_tokens=num_tokens, drafting=mode,
-                    seconds=self.clock.measured(seconds, self._draw), verified=verified if asked else (),
+                    seconds=self.clock.measured(seconds, self._num_steps, self._draw),
+                    verified=verified if asked else (),
                 )
                 if is_typical else None
             )  # fmt: skip
@@ -124,6 +130,7 @@ class Machine:
         shape = (row_bucket(held + asked) if asked else held, mode, block)
         played.shapes.add(shape)
         self._plays[shape] = self._plays.get(shape, 0) + 1
+        played.recorded += self._plays[shape] == 2
         return self.clock.of(shape[0] - held, mode, block), self._plays[shape] > 2
 
     def _drafts(self, block: int) -> np.ndarray:
