@@ -77,6 +77,18 @@ def test_where_drafts_lose_plain_steps_are_all_that_is_left() -> None:
     assert 8 <= played.steps[Drafting.ON] < 80, "it was tried, and tried again"
 
 
+@pytest.mark.parametrize("chances", [WEAK, FAIR])
+def test_batches_that_drain_stop_recording(chances: tuple[float, ...]) -> None:
+    """Sequences end one by one, so every smaller batch is met for a few steps, again and again."""
+    policy, recorded = confidence(), []
+    machines = {count: Machine(DEVICE[16 if count > 2 else 1], count, chances) for count in (16, 8, 4, 2, 1)}
+    for _ in range(12):
+        played = [machine.run(policy, 60 if count == 16 else 6) for count, machine in machines.items()]
+        recorded.append(sum(run.recorded for run in played))
+    assert sum(recorded) <= 35, "seven a batch size"
+    assert sum(recorded[-3:]) <= 3
+
+
 @pytest.mark.parametrize("slow", [10, 40])
 def test_a_slow_start_is_forgotten(slow: int) -> None:
     """Plain steps look three times as dear at first: without a second look nothing would ever lose."""
