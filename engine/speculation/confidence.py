@@ -69,7 +69,9 @@ class ConfidenceDrafts:
         for row, sequence in enumerate(sequences):
             if sequence.drafts.size:
                 confidences[row] = sequence.drafts.confidences[: self._most]
-        total = self._stable(count, confidences)
+        # drafts are less often right than they are sure: what was accepted so far corrects the mean
+        scale = self._profile.chances() / np.maximum(confidences.mean(0), 1e-3)
+        total = self._stable(count, confidences * np.minimum(scale, 1.0))
         return Unseen(self._most, total) if total else Unseen(0)
 
     def block(self, num_sequences: int) -> int:
@@ -124,7 +126,7 @@ class ConfidenceDrafts:
         self._profile.learn(timing.verified)
         chosen = self._chosen.get(sequence_bucket(timing.num_sequences), timing.num_drafts)
         is_trying = not costs.drafting.is_known(chosen)
-        self._pauses.learn(timing, costs.plain_s, is_trying)
+        self._pauses.learn(timing, costs.plain_s, is_trying, is_sure=costs.plain.at(0) > 0)
 
     def _costs_of(self, num_sequences: int) -> BatchCosts:
         return self._costs.setdefault(sequence_bucket(num_sequences), BatchCosts())

@@ -42,21 +42,30 @@ class SpeculationControl:
 
     def landed(self, shares: Items[Share], mode: Drafting, num_drafts: int, result: StepResult) -> None:
         """A step has ended, which had rows for ``num_drafts`` drafts."""
-        verified = []
-        for answer in result.answers:
-            if answer.share.is_decoding:
-                verified.append((answer.share.num_drafts, answer.num_accepted))
-                self.stats.count(*verified[-1], answer.verified.confidences)
         now_s, before_s = self.clock(), self._landed_s
-        is_whole = len(verified) == len(shares)  # no prompts, and nobody who had ended before
+        verified = self._counted(num_drafts, result)
+        # no prompts, and nobody who had ended before
+        is_whole = len(result.answers) == len(shares) and all(share.is_decoding for share in shares)
         self._landed_s = now_s if is_whole else None
         if is_whole and result.is_typical and before_s is not None:
             timing = StepTiming(
                 num_sequences=len(shares),
                 num_drafts=num_drafts,
-                num_tokens=sum(len(answer.token_ids) for answer in result.answers),
+                num_tokens=len(shares) + sum(accepted for _, accepted in verified),
                 drafting=mode,
                 seconds=now_s - before_s,
-                verified=verified if num_drafts else (),
+                verified=verified,
             )
             self.policy.learn(timing)
+
+    def _counted(self, num_drafts: int, result: StepResult) -> list[tuple[int, int]]:
+        """Drafts of each decoding sequence, and those accepted; a step without any must be quick."""
+        if num_drafts == 0:
+            self.stats.count_plain(sum(answer.share.is_decoding for answer in result.answers))
+            return []
+        verified = []
+        for answer in result.answers:
+            if answer.share.is_decoding:
+                verified.append((answer.share.num_drafts, answer.num_accepted))
+                self.stats.count(*verified[-1], answer.verified.confidences)
+        return verified

@@ -62,6 +62,10 @@ class StepCosts:
         wanted = [size_class(size) for size in sizes]
         return np.array([max((s for met, s in known if met <= size), default=0.0) for size in wanted])
 
+    def at(self, size: int) -> float:
+        """Seconds of steps of exactly this size class; 0 if it was not met often enough."""
+        return self._medians.get(size_class(size), 0.0)
+
     def is_known(self, size: int) -> bool:
         """Whether steps of about this size were met lately, and often enough."""
         size = size_class(size)
@@ -95,7 +99,7 @@ class BatchCosts:
     @property
     def plain_s(self) -> float:
         """Seconds of a step of plain decoding; 0 if none was met yet."""
-        plain, watching = float(self.plain.curve([0])[0]), float(self.watching.curve([0])[0])
+        plain, watching = self.plain.at(0), self.watching.at(0)
         if plain and watching:
             return min(plain, watching)  # either may have been timed when the machine was busy
         return plain or _WITHOUT_CONTEXTS * watching

@@ -28,6 +28,8 @@ _SPREAD = 0.5
 """Standard deviation of the tokens of one sequence in a step, at least."""
 _ENOUGH = 0.99
 """Share of the speed of plain decoding below which drafting loses."""
+_CLEAR, _FEWEST_CLEAR = 1.1, 8
+"""What drafting has to win, over so many steps, unless true plain steps were timed: a pause does that."""
 TRIAL = 5
 """Plain steps that show what plain decoding takes."""
 _WATCHED = 32
@@ -83,6 +85,14 @@ class _Case:
         seconds = fmean(sorted(self.seconds)[cut : len(self.seconds) - cut])
         return (float(tokens.mean()) + luck) * plain_s < _ENOUGH * seconds
 
+    def is_unclear(self, plain_s: float) -> bool:
+        """Whether drafting wins by so little that a wrong guess of ``plain_s`` may hide a loss."""
+        if len(self.tokens) < _FEWEST_CLEAR:
+            return False
+        return fmean(self.tokens) * plain_s < _CLEAR * fmean(
+            sorted(self.seconds)[: len(self.seconds) // 2 + 1]
+        )
+
     def pause(self) -> None:
         self.left, self.watched, self.is_paused, self.num_paused = self.next_pause, _WATCHED, True, 0
 
@@ -104,11 +114,11 @@ class Pauses:
             return Drafting.ON
         return Drafting.WATCHING if case.left <= case.watched else Drafting.PAUSED
 
-    def learn(self, timing: StepTiming, plain_s: float, is_trying: bool) -> None:
+    def learn(self, timing: StepTiming, plain_s: float, is_trying: bool, is_sure: bool = True) -> None:
         """A step has ended.
 
-        ``plain_s`` are the seconds of a plain one, 0 if none was met; ``is_trying`` says that a number of
-        drafts is being tried that may yet pay.
+        ``plain_s`` are the seconds of a plain one, 0 if none was met, and guessed if not ``is_sure``;
+        ``is_trying`` says that a number of drafts is being tried that may yet pay.
         """
         case = self._case(timing.num_sequences)
         if timing.drafting is not Drafting.ON:
@@ -119,7 +129,8 @@ class Pauses:
             case.until_trial -= 1
             if case.left or is_trying:
                 return
-            if plain_s and case.loses(plain_s, timing.num_sequences):
+            is_unclear = not is_sure and case.is_unclear(plain_s)
+            if plain_s and (is_unclear or case.loses(plain_s, timing.num_sequences)):
                 case.pause()
             elif case.until_trial <= 0:
                 case.until_trial = case.next_trial

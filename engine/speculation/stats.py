@@ -48,8 +48,6 @@ class DraftStats:
         """A sequence had ``num_drafts`` drafted rows, of which the first ``num_accepted`` were accepted."""
         self.num_answers += 1
         self.num_tokens += num_accepted + 1
-        if num_drafts == 0:  # a plain step of many sequences must not cost more than it has to
-            return
         self.num_verified[:num_drafts] += 1
         self.num_accepted[:num_accepted] += 1
         reached = min(num_accepted + 1, num_drafts)
@@ -60,6 +58,11 @@ class DraftStats:
             self.bin_count[number] += 1
             self.bin_accepted[number] += place < num_accepted
             self.bin_confidence[number] += confidence
+
+    def count_plain(self, num_answers: int) -> None:
+        """So many sequences decoded without a draft."""
+        self.num_answers += num_answers
+        self.num_tokens += num_answers
 
     def copy(self) -> DraftStats:
         """The counters as of now."""
