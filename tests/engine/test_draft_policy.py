@@ -89,12 +89,30 @@ def test_batches_that_drain_stop_recording(chances: tuple[float, ...]) -> None:
     assert sum(recorded[-3:]) <= 3
 
 
+@pytest.mark.parametrize("count", [16, 64])
+def test_measured_rounds_are_those_of_plain_decoding(count: int) -> None:
+    """As on the device: rounds of 96 tokens, six untimed; a shape costs 200 turns before it is played."""
+    clock = replace(DEVICE[count], compiling=60.0, recording=200.0)
+    policy, machine = confidence(), Machine(clock, count, WEAK)
+    rounds = [machine.round(policy, 95) for _ in range(11)]
+    speeds = sorted(played.speed for played in rounds[6:])
+    assert speeds[2] > 0.98 * best_speed(clock, count, WEAK)
+    assert sum(played.recorded for played in rounds) <= 12
+
+
 @pytest.mark.parametrize("slow", [10, 40])
 def test_a_slow_start_is_forgotten(slow: int) -> None:
     """Plain steps look three times as dear at first: without a second look nothing would ever lose."""
     policy, machine = confidence(), Machine(replace(DEVICE[16], slow=slow), 16, WEAK)
     machine.run(policy, 250)
     assert machine.run(policy, 200).steps[Drafting.PAUSED] > 190
+
+
+def test_dear_contexts_do_not_hide_a_loss() -> None:
+    """A step that keeps contexts takes far longer than a plain one, which is all that is timed at first."""
+    policy, machine = confidence(), Machine(replace(DEVICE[16], contexts=0.8), 16, WEAK)
+    machine.run(policy, 100)
+    assert machine.run(policy, 200).steps == {Drafting.PAUSED: 200}
 
 
 def test_a_policy_that_never_pauses_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

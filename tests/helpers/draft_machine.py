@@ -31,6 +31,7 @@ class Clock:
         row: more, for each drafted row.
         noise: share by which a step varies; one of 50 takes five times as long.
         slow: steps of the machine that are seen three times as long, from its start on.
+        compiling, recording: of the first and second step of a shape, beside its own time.
     """
 
     plain: float
@@ -39,6 +40,8 @@ class Clock:
     row: float
     noise: float = 0.01
     slow: int = 0
+    compiling: float = 0.0
+    recording: float = 0.0
 
     def of(self, num_rows: int, drafting: Drafting, num_drafted: int) -> float:
         """Without noise."""
@@ -90,14 +93,24 @@ class Machine:
             for i in range(self.num_sequences)
         ]  # fmt: skip
         self._num_steps = 0
+        self._left: np.ndarray | None = None
         self._plays: dict[tuple[int, Drafting, int], int] = {}
+
+    def round(self, policy: DraftPolicy, tokens: int) -> Played:
+        """All sequences from their start to their end, which they reach one by one."""
+        everybody, self._left = self.sequences, np.full(len(self.sequences), tokens)
+        played = self.run(policy, 10**6)
+        self.sequences, self._left = everybody, None
+        return played
 
     def run(self, policy: DraftPolicy, steps: int) -> Played:
         """So many steps; each begins before its predecessor is learned from."""
         played, landing = Played(), deque[StepTiming | None]()
-        drafted, ahead = 0, np.zeros((self.num_sequences, 0))
+        drafted, ahead = 0, np.zeros((len(self.sequences), 0))
         for _ in range(steps):
-            count = self.num_sequences
+            count = len(self.sequences)
+            if count == 0:
+                break
             mode = policy.mode(count)
             unseen = policy.unseen(self.sequences, drafted) if drafted else None
             asked = 0
@@ -121,23 +134,31 @@ class Machine:
             )  # fmt: skip
             if len(landing) > 1 and (timing := landing.popleft()) is not None:
                 policy.learn(timing)
+            self._end(verified)
             drafted, ahead = block, self._drafts(block)
         return played
 
+    def _end(self, verified: list[tuple[int, int]]) -> None:
+        if self._left is not None:
+            self._left = self._left - 1 - np.array([accepted for _, accepted in verified])
+            self.sequences = [s for s, left in zip(self.sequences, self._left, strict=True) if left > 0]
+            self._left = self._left[self._left > 0]
+
     def _seconds(self, asked: int, mode: Drafting, block: int, played: Played) -> tuple[float, bool]:
         """The first two plays of a shape are compiled and recorded: their time is no step's."""
-        held = sequence_bucket(self.num_sequences)
+        held = sequence_bucket(len(self.sequences))
         shape = (row_bucket(held + asked) if asked else held, mode, block)
         played.shapes.add(shape)
         self._plays[shape] = self._plays.get(shape, 0) + 1
         played.recorded += self._plays[shape] == 2
-        return self.clock.of(shape[0] - held, mode, block), self._plays[shape] > 2
+        extra = {1: self.clock.compiling, 2: self.clock.recording}.get(self._plays[shape], 0.0)
+        return self.clock.of(shape[0] - held, mode, block) + extra, self._plays[shape] > 2
 
     def _drafts(self, block: int) -> np.ndarray:
         """Confidences that say how likely each draft is accepted."""
         mean = np.array(self.chances[:block])
         spread = np.minimum(np.minimum(mean, 1 - mean), 0.25)
-        sure = self._draw.uniform(mean - spread, mean + spread, (self.num_sequences, block))
+        sure = self._draw.uniform(mean - spread, mean + spread, (len(self.sequences), block))
         sure = sure.astype(np.float32)
         tokens = np.zeros(block, np.int64)
         for sequence, row in zip(self.sequences, sure, strict=True):
@@ -148,7 +169,7 @@ class Machine:
         """Shares of the likeliest drafts and how many of each are accepted; how many one may expect."""
         survival = np.cumprod(sure, axis=1)
         order = np.argsort(-survival, axis=None, kind="stable")[:asked]
-        shares = np.bincount(order // max(1, sure.shape[1]), minlength=self.num_sequences)
+        shares = np.bincount(order // max(1, sure.shape[1]), minlength=len(self.sequences))
         is_right = self._draw.random(sure.shape) < sure
         is_right &= np.arange(sure.shape[1]) < shares[:, None]
         accepted = np.cumprod(is_right, axis=1).sum(1)
