@@ -78,7 +78,7 @@ def test_debug_shows_the_traceback_and_keeps_the_code() -> None:
     [
         (["verify", "--nonsense"], "deepinfer verify", "No such option '--nonsense'."),
         (["verify", "--profile", "slow"], "deepinfer verify", "'slow' is not one of 'strict', 'fast'."),
-        (["verify", "--threads", "0"], "deepinfer verify", "0 is not in the range x>=1."),
+        (["verify", "--threads", "0"], "deepinfer verify", "0 is not in the range 1<=x<=1024."),
         (["score", "--tokens", "ids.jsonl"], "deepinfer score", "Missing option '--out'."),
         (["inspect", "--model", "absent"], "deepinfer inspect", "Path 'absent' does not exist."),
         (["compare", "run-a"], "deepinfer compare", "Missing argument 'RUN_B'."),

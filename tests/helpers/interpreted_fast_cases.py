@@ -13,10 +13,13 @@ from exact_interpreter import make_exact
 
 make_exact()
 
-from strict_cases import REJECTED_ROW, Case, Draws, all_cases  # noqa: E402
+from strict_cases import Case, Draws, all_cases  # noqa: E402
 
 from deepinfer.kernels.dispatch import select_ops  # noqa: E402
 from deepinfer.kernels.interface import Ops  # noqa: E402
+
+REJECTED_ROW = 4
+"""Of the cases of ``sample``: the row whose words are all rejected."""
 
 
 def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
