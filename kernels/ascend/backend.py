@@ -10,20 +10,20 @@ from typing import Any, NoReturn
 
 import torch
 
-from deepinfer.kernels.ascend.capability import NOT_COVERED, AscendChip
-from deepinfer.kernels.ascend.row_blocks import Rows, by_rows, rows_of_a_call
-from deepinfer.kernels.gpu.backend import GpuOps
+from deepinfer.kernels.ascend.cache_ops import TILE, AscendCacheOps
+from deepinfer.kernels.ascend.capability import NOT_COVERED
+from deepinfer.kernels.ascend.row_blocks import Rows, by_rows
+from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.gpu.experts import PackedExperts
 from deepinfer.kernels.gpu.launching import ceil_div
 from deepinfer.kernels.gpu.linear import PackedLinear
+from deepinfer.kernels.turn_chains import Turns
 
-_TILE = 32
-"""Fewest columns that one program of a kernel used here computes."""
 _GROUP = 16
 """Fewest channels of one scale of a cache record."""
 
 
-class AscendOps(GpuOps):
+class AscendOps(Turns, AscendCacheOps):
     """The covered ops of ``kernels.interface.Ops``; see there for shapes and meaning of every method.
 
     Raises:
@@ -32,20 +32,15 @@ class AscendOps(GpuOps):
 
     name = "ascend"
     can_be_recorded = False
-
-    def __init__(self, bf16: bool, round_caches: bool, device: torch.device, chip: AscendChip) -> None:
-        """Bind the profile, the device, which is the CPU in Triton's interpreter, and the chip's limits."""
-        super().__init__(bf16, round_caches, device)
-        self.chip = chip
+    # turns and drafted rows in torch and covered ops: their kernels select int64 and build unsigned words
+    draft_rows = Chains.draft_rows
+    markov_decode = Chains.markov_decode
 
     def __getattribute__(self, name: str) -> Any:
         """An op that is not covered says so when it is asked for."""
         if name in NOT_COVERED:
             _refuse(name)
         return super().__getattribute__(name)
-
-    def _rows(self, programs_a_row: int, fixed: int = 0) -> int:
-        return rows_of_a_call(self.chip.max_programs, programs_a_row, fixed)
 
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """See ``Ops``."""
@@ -58,7 +53,7 @@ class AscendOps(GpuOps):
     def _linear(self, x: torch.Tensor, weight: PackedLinear, bf16: bool) -> torch.Tensor:
         num_groups, _, num_outputs = weight.turned.shape
         product = super().linear if bf16 else super().linear_fp32
-        rows = self._rows(num_groups * ceil_div(num_outputs, _TILE))
+        rows = self._rows(num_groups * ceil_div(num_outputs, TILE))
         return by_rows(lambda part: (product(part, weight),), rows, x)[0]
 
     def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
@@ -120,13 +115,13 @@ class AscendOps(GpuOps):
         def part(rows: torch.Tensor) -> Rows:
             return mix(rows, fn, base, scale, iterations, hc_eps, rms_eps)
 
-        pre, post, comb = by_rows(part, self._rows(ceil_div(fn.turned.shape[2], _TILE)), streams)
+        pre, post, comb = by_rows(part, self._rows(ceil_div(fn.turned.shape[2], TILE)), streams)
         return pre, post, comb
 
     def hc_collapse(self, streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
         collapse = super().hc_collapse
-        rows = self._rows(ceil_div(streams.shape[2], _TILE))
+        rows = self._rows(ceil_div(streams.shape[2], TILE))
         return by_rows(lambda part, factors: (collapse(part, factors),), rows, streams, pre)[0]
 
     def hc_expand(
@@ -134,13 +129,13 @@ class AscendOps(GpuOps):
     ) -> torch.Tensor:
         """See ``Ops``."""
         expand = super().hc_expand
-        rows = self._rows(streams.shape[1] * ceil_div(streams.shape[2], _TILE))
+        rows = self._rows(streams.shape[1] * ceil_div(streams.shape[2], TILE))
         return by_rows(lambda *parts: (expand(*parts),), rows, streams, out, post, comb)[0]
 
     def pool_pairs(self, values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
         pool = super().pool_pairs
-        rows = self._rows(ceil_div(values.shape[2], _TILE))
+        rows = self._rows(ceil_div(values.shape[2], TILE))
         return by_rows(lambda *parts: (pool(*parts),), rows, values, scores)[0]
 
     def engram_gate(
@@ -154,18 +149,18 @@ class AscendOps(GpuOps):
     def mean_streams(self, streams: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
         mean = super().mean_streams
-        return by_rows(lambda part: (mean(part),), self._rows(ceil_div(streams.shape[2], _TILE)), streams)[0]
+        return by_rows(lambda part: (mean(part),), self._rows(ceil_div(streams.shape[2], TILE)), streams)[0]
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """See ``Ops``."""
         scaled = super().scale
-        rows = self._rows(ceil_div(x[:1].numel(), _TILE))
+        rows = self._rows(ceil_div(x[:1].numel(), TILE))
         return by_rows(lambda part: (scaled(part, factor),), rows, x)[0]
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
         logistic = super().sigmoid
-        rows = self._rows(ceil_div(x[:1].numel(), _TILE))
+        rows = self._rows(ceil_div(x[:1].numel(), TILE))
         return by_rows(lambda part: (logistic(part),), rows, x)[0]
 
     def moe(
@@ -179,7 +174,7 @@ class AscendOps(GpuOps):
     ) -> torch.Tensor:
         """See ``Ops``."""
         run = super().moe
-        columns = ceil_div(max(experts.gate.shape[1:]), _TILE)
+        columns = ceil_div(max(experts.gate.shape[1:]), TILE)
         # a tile holds pairs of one expert: at worst every expert has one that is not full
         rows = self._rows(expert_ids.shape[1] * columns, fixed=experts.gate.shape[0] * columns)
 

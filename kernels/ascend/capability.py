@@ -41,17 +41,10 @@ UNSUPPORTED = frozenset({("where", "int64"), ("trans", "int64"), ("inline_asm", 
 """Operations that it does not have, for one type or at all."""
 
 NOT_COVERED = {
-    "bind_records": "uint8",
-    "store_records": "uint8",
-    "load_records": "uint8",
-    "copy_rows_": "uint8",
     "route": "fp64",
     "log_softmax": "fp64",
     "token_logprobs": "fp64",
     "sample": "fp64",
-    "sparse_attention": "where int64",
-    "index_select": "where int64",
-    "index_select_within": "where int64",
 }
 """Ops whose kernels need what triton-ascend lacks, and what that is; tests check both ways."""
 

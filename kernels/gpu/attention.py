@@ -25,7 +25,7 @@ def _slot(near_slots: Ptr, far_slots: Ptr, row: Block, j: Block, num_near: int, 
     near = tl.load(near_slots + row * num_near + j, j < num_near, other=-1)
     is_far = (j >= num_near) & (j < num_near + num_far)
     far = tl.load(far_slots + row * num_far + (j - num_near), is_far, other=-1)
-    return tl.where(is_far, far, near)
+    return near * (is_far == 0).to(tl.int64) + far * is_far.to(tl.int64)  # Ascend selects no int64
 
 
 @device

@@ -34,7 +34,7 @@ _KINDS = {"mxfp8": (0, 32, 32), "mxfp4": (1, 32, 16), "fp4": (2, 16, 8), "exact"
 
 @dataclass(frozen=True)
 class BoundRecords:
-    """Record buffers that were checked once: data uint8 [B, S, d], scales uint8 [B, S, s]."""
+    """Record buffers that were checked once: data uint8 or int8 [B, S, d], scales of that type [B, S, s]."""
 
     kind: str
     width: int
@@ -141,16 +141,16 @@ def _store_kernel(
         scale = tl.where(bits == 0x7F800000, float("inf"), power(exponent))
         byte = tl.where(finite, exponent, 255)
     target = scales + _place(row, per_block, scale_block, scale_step)
-    tl.store(target + g, byte.to(tl.uint8), inside)
+    tl.store(target + g, byte.to(scales.dtype.element_ty), inside)
     c0, c1 = _codes(x0, scale[:, None], largest, KIND), _codes(x1, scale[:, None], largest, KIND)
     target = data + _place(row, per_block, data_block, data_step)
     if KIND == 0:
         place = target + g[:, None] * GROUP + 2 * half[None, :]
-        tl.store(place, c0.to(tl.uint8), within)
-        tl.store(place + 1, c1.to(tl.uint8), within)
+        tl.store(place, c0.to(data.dtype.element_ty), within)
+        tl.store(place + 1, c1.to(data.dtype.element_ty), within)
     else:
         pair = (c0 & 255) | ((c1 & 255) << 4)
-        tl.store(target + g[:, None] * (GROUP // 2) + half[None, :], pair.to(tl.uint8), within)
+        tl.store(target + g[:, None] * (GROUP // 2) + half[None, :], pair.to(data.dtype.element_ty), within)
 
 
 @kernel
@@ -177,14 +177,14 @@ def _load_kernel(
     inside = (g < num_groups)[:, None] & (i >= 0)[None, :]
     readable = inside & exists
     source = scales + _place(row, per_block, scale_block, scale_step)
-    byte = tl.load(source + g, (g < num_groups) & exists, other=127).to(tl.int32)
+    byte = tl.load(source + g, (g < num_groups) & exists, other=127).to(tl.int32) & 255
     if KIND == 2:
         scale, is_nan = value_e4m3(byte), (byte & 127) == 127
     else:
         scale, is_nan = tl.where(byte == 0, float_of(byte + 0x400000), power(byte)), byte == 255
     source = data + _place(row, per_block, data_block, data_step)
     if KIND == 0:
-        codes = tl.load(source + g[:, None] * GROUP + i[None, :], readable, other=0).to(tl.int32)
+        codes = tl.load(source + g[:, None] * GROUP + i[None, :], readable, other=0).to(tl.int32) & 255
         value = value_e4m3(codes)
     else:
         pairs = tl.load(source + (g[:, None] * GROUP + i[None, :]) // 2, readable, other=0).to(tl.int32)
@@ -255,5 +255,11 @@ def load_records(records: BoundRecords, rows: torch.Tensor, out: torch.Tensor | 
 
 def _copy(records: BoundRecords, raw: torch.Tensor, rows: torch.Tensor, store: bool) -> None:
     num_bytes = 4 * records.width
-    arguments = (raw.view(torch.uint8), rows.contiguous(), records.data, num_bytes, *records.layout[:4])
+    arguments = (
+        raw.view(records.data.dtype),
+        rows.contiguous(),
+        records.data,
+        num_bytes,
+        *records.layout[:4],
+    )
     launch(_copy_kernel, (len(rows),), *arguments, STORE=store, BYTES=power_of_two(num_bytes))

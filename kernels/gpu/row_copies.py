@@ -13,8 +13,8 @@ import triton.language as tl
 from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch, power_of_two
 from deepinfer.kernels.row_copies import check_copy
 
-_WORDS = {8: torch.int64, 4: torch.int32, 1: torch.uint8}
-_STRETCH = 1024
+_WORDS = {8: torch.int64, 4: torch.int32, 1: torch.int8}
+STRETCH = 1024
 """Words of a program."""
 
 
@@ -50,7 +50,7 @@ def copy_rows_(
         if all(t.shape[1] % size == t.stride(0) % size == t.data_ptr() % size == 0 for t in sides)
     )
     length = target.shape[1] // size
-    block = min(_STRETCH, power_of_two(length))
+    block = min(STRETCH, power_of_two(length))
     launch(
         _copy_rows_kernel,
         (ceil_div(length, block), len(to)),

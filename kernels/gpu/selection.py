@@ -48,17 +48,18 @@ def _select_kernel(
     threshold = row * 0  # in the end the largest value that at least ``top`` keys reach
     if present > top:
         for i in range(0, 32):
-            candidate = threshold + (row * 0 + 1 << (31 - i))
+            bit = row * 0 + 1 << (31 - i)
             reached = row * 0
             for first in range(0, length, B):
                 u = unsigned(tl.load(line + first + lane, first + lane < length, other=-2147483648))
-                reached += tl.sum((u >= candidate).to(tl.int64), axis=0)
-            threshold = tl.where(reached >= top, candidate, threshold)
+                reached += tl.sum((u >= threshold + bit).to(tl.int64), axis=0)
+            threshold += bit * (reached >= top).to(tl.int64)  # not a selection: Ascend has none of int64
     above = row * 0
     for first in range(0, length, B):
         u = unsigned(tl.load(line + first + lane, first + lane < length, other=-2147483648))
         above += tl.sum((u > threshold).to(tl.int64), axis=0)
-    wanted = tl.where(threshold > 0, top - above, 0)  # of those that equal the threshold, lowest first
+    # of those that equal the threshold, lowest first
+    wanted = (top - above) * (threshold > 0).to(tl.int64)
     placed, equals = row * 0, row * 0
     for first in range(0, length, B):
         place = first + lane

@@ -1,7 +1,9 @@
 """The ops of kernel set ``ascend`` in the exact interpreter: verdicts, grids, and what their kernels need.
 
-Prints JSON: ``verdicts`` by covered case, ``largest_grid`` with a chip of few programs, ``needs`` by case of
-the NVIDIA set: the types and operations of ``capability`` that its kernels use.
+Prints JSON: ``verdicts`` by covered case, ``largest_grid`` with a chip of few programs,
+``needs`` by case and ``control``.
+Needs are the types and operations of ``capability`` that kernels use, those of the NVIDIA set where Ascend's has
+none; the control is what records of the NVIDIA set need.
 """
 
 from __future__ import annotations
@@ -37,6 +39,10 @@ COVERED = (
     "pool",
     "engram",
     "moe",
+    "records",
+    "copies",
+    "attention",
+    "index",
 )
 OPERATIONS = {"create_select": "where", "create_trans": "trans", "create_inline_asm": "inline_asm"}
 
@@ -63,7 +69,9 @@ class Watch:
         def watched(builder: Any, *arguments: Any, **options: Any) -> Any:
             result = function(builder, *arguments, **options)
             operation = OPERATIONS.get(name, "")
-            for kind in {type_of(value) for value in (*arguments, result)}:
+            # a comparison keeps the label of what it compared: the condition of a selection is no value
+            values = (*arguments[operation == "where" :], result)
+            for kind in {type_of(value) for value in values}:
                 if kind in UNSUPPORTED_TYPES:
                     self.needs.add(kind)
                 if (operation, kind) in UNSUPPORTED or (operation, "") in UNSUPPORTED:
@@ -100,9 +108,13 @@ def main() -> None:
     needs = {}
     for name, case in small.items():
         watch.needs.clear()
-        case.run(gpu, Draws(name))
+        case.run(ascend if name in verdicts else gpu, Draws(name))
         needs[name] = sorted(watch.needs)
-    print(json.dumps({"verdicts": verdicts, "largest_grid": largest_grid, "needs": needs}))
+    watch.needs.clear()
+    bytes_as_they_are = next(name for name in small if name.startswith("records"))
+    small[bytes_as_they_are].run(gpu, Draws(bytes_as_they_are))
+    answer = {"verdicts": verdicts, "largest_grid": largest_grid, "needs": needs}
+    print(json.dumps(answer | {"control": sorted(watch.needs)}))
 
 
 if __name__ == "__main__":
