@@ -1,9 +1,8 @@
 """The ops of kernel set ``ascend`` in the exact interpreter: verdicts, grids, and what their kernels need.
 
-Prints JSON: ``verdicts`` by covered case, ``largest_grid`` with a chip of few programs,
-``needs`` by case and ``control``.
-Needs are the types and operations of ``capability`` that kernels use, those of the NVIDIA set where Ascend's has
-none; the control is what records of the NVIDIA set need.
+Prints JSON: ``verdicts`` by covered case, ``largest_grid`` with a chip of few programs, ``needs`` by case
+(types and operations of ``capability``; where Ascend has no op, the NVIDIA set runs), and
+``control``: what records of the NVIDIA set need.
 """
 
 from __future__ import annotations
