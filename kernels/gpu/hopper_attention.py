@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.gpu.gemm import Workspace
-from deepinfer.kernels.gpu.hopper_rows import PARTIAL, VALUES, add_up, claim, hidden, leave, load_queries
+from deepinfer.kernels.gpu.hopper_rows import PARTIAL, VALUES, exchange, hidden, load_queries
 from deepinfer.kernels.gpu.hopper_tiles import SLOTS, TILE, TILE_WORDS
 from deepinfer.kernels.gpu.hopper_weights import SPLITS, decode, score
 from deepinfer.kernels.gpu.launching import Block, ceil_div
@@ -60,13 +60,10 @@ def _add(
     WHICH: gl.constexpr,
 ) -> None:
     """Weighted values [64, 256] of half ``WHICH`` of the channels, and the end of the row."""
-    q, sink, out, partials, states, num_heads = ends
+    q, _, _, _, _, num_heads = ends
     queries, tiles, weights, sums, _, known, empty, ready, done = shared
-    row, head, _ = place
     after_launches_before()
     load_queries(q, queries, place, num_heads, ready, WHICH)
-    number = (row * ((num_heads + 63) // 64) + head // 64) * 2 + WHICH
-    first = claim(states + number)
     acc = gl.zeros([64, 256], gl.float32, layout=VALUES)
     for tile in range(NUM_TILES):
         mbarrier.wait(known.index(tile % 2), tile // 2 & 1)
@@ -81,12 +78,8 @@ def _add(
     mbarrier.wait(done, 0)
     total = sums.index(2).load(gl.SliceLayout(1, VALUES))
     largest = sums.index(3).load(gl.SliceLayout(1, VALUES))
-    own = partials + number * PARTIAL
-    if first:
-        leave(acc, total, largest, own, states + number)
-    else:
-        page = tiles.index(WHICH)._reinterpret(gl.bfloat16, [64, 256], TILE)
-        add_up(acc, total, largest, own, states + number, sink, out, place, num_heads, page, WHICH)
+    page = tiles.index(WHICH)._reinterpret(gl.bfloat16, [64, 256], TILE).slice(0, 128, dim=1)
+    exchange(acc, total, largest, ends, place, page, WHICH)
 
 
 @warp_kernel
@@ -169,7 +162,7 @@ def attend(
     if width != WIDTH:
         raise ValueError("attend: this kernel has 512 channels")
     out, far = torch.empty_like(q), words_of(main)
-    parts = 2 * ceil_div(num_heads, 64)
+    parts = 4 * ceil_div(num_heads, 64)
     if workspace is None:
         rows = min(num_rows, _ROWS)
         workspace = Workspace.on(q.device, rows * parts * PARTIAL.value, rows * parts)

@@ -19,11 +19,11 @@ _LIFT: gl.constexpr = gl.constexpr(2.0**32)
 SCORES: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 VALUES: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 LINES: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
-_VALUES_OF: gl.constexpr = gl.constexpr(64 * 256)
-PARTIAL: gl.constexpr = gl.constexpr(64 * 256 + 128)
-"""Numbers that a program leaves for the other one: values of half of the channels, sums, largest scores."""
-_READY: gl.constexpr = gl.constexpr(1 << 16)
-"""A row's state counts programs that have begun; this much is added when the first has left its part."""
+_PAGES: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
+_VALUES_OF: gl.constexpr = gl.constexpr(64 * 128)
+PARTIAL: gl.constexpr = gl.constexpr(64 * 128 + 128)
+"""Numbers that a group leaves for the one of the other program: values of a quarter of the channels, sums,
+largest scores."""
 
 
 @warp_device
@@ -54,87 +54,114 @@ def load_queries(
 
 
 @warp_device
-def claim(state: Block) -> Block:
-    """Whether this program is the first of the two that share a row's ``state``."""
-    return gl.atomic_add(state, 1, sem="relaxed", scope="gpu") % _READY == 0
+def _lines(part: Block) -> Block:
+    """Values [64, 128] as [16, 512] of which every thread holds four neighbours: a warp writes whole lines."""
+    return part.reshape([4, 2, 8, 16, 4, 2]).permute([3, 0, 2, 4, 1, 5]).reshape([16, 512])
 
 
 @warp_device
-def _quarters(acc: Block) -> tuple[Block, Block, Block, Block]:
-    """Values [64, 256] as four times [64, 64]."""
-    low, high = gl.split(acc.reshape([64, 2, 128]).permute([0, 2, 1]))
-    a, b = gl.split(low.reshape([64, 2, 64]).permute([0, 2, 1]))
-    c, d = gl.split(high.reshape([64, 2, 64]).permute([0, 2, 1]))
-    return a, b, c, d
+def _values(lines: Block) -> Block:
+    """The reverse of ``_lines``."""
+    return lines.reshape([16, 4, 8, 4, 2, 2]).permute([1, 4, 2, 0, 3, 5]).reshape([64, 128])
 
 
 @warp_device
-def _places(part: Block) -> Block:
-    """Where a quarter lies in lines of 256 floats."""
-    r = gl.arange(0, 64, layout=gl.SliceLayout(1, part.type.layout))
-    c = gl.arange(0, 64, layout=gl.SliceLayout(0, part.type.layout))
-    return r[:, None] * 256 + c[None, :]
+def _places(lines: Block) -> Block:
+    """Where the numbers of ``_lines`` lie."""
+    i = gl.arange(0, 16, layout=gl.SliceLayout(1, lines.type.layout))
+    j = gl.arange(0, 512, layout=gl.SliceLayout(0, lines.type.layout))
+    return i[:, None] * 512 + j[None, :]
 
 
 @warp_device
-def leave(acc: Block, total: Block, largest: Block, own: Block, state: Block) -> None:
-    """Write what this program has, and say so."""
-    h = gl.arange(0, 64, layout=gl.SliceLayout(1, VALUES))
-    gl.store(own + _VALUES_OF + h, total)
-    gl.store(own + _VALUES_OF + 64 + h, largest)
-    parts = _quarters(acc)
-    for i in gl.static_range(4):
-        gl.store(own + _places(parts[i]) + 64 * i, parts[i])
-    gl.thread_barrier()
-    gl.atomic_add(state, _READY, sem="acq_rel", scope="gpu")
+def _announce(flag: Block) -> None:
+    """Set ``flag`` to 1 after everything that the group wrote before its barrier; one thread does."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p; .reg .b32 t;
+        mov.u32 t, %tid.x;
+        and.b32 t, t, 127;
+        setp.eq.b32 p, t, 0;
+        mov.b32 $0, 1;
+        @p st.release.gpu.global.b32 [$1], $0;
+        }""",
+        "=r,l",
+        [flag],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @warp_device
-def _sum(part: Block, left: Block, mine: Block, other: Block) -> Block:
-    """A quarter of the result, bfloat16."""
-    lines: gl.constexpr = gl.SliceLayout(1, part.type.layout)
-    theirs = gl.load(left + _places(part), cache_modifier=".cg")
-    mine, other = gl.convert_layout(mine, lines)[:, None], gl.convert_layout(other, lines)[:, None]
-    return (part * mine + theirs * other).to(gl.bfloat16)
+def _await(flag: Block) -> None:
+    """Until ``flag`` is not 0; what its writer wrote before is seen by each thread afterwards."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        again:
+        ld.relaxed.gpu.global.b32 $0, [$1];
+        setp.eq.b32 p, $0, 0;
+        @p bra again;
+        ld.acquire.gpu.global.b32 $0, [$1];
+        }""",
+        "=r,l",
+        [flag],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @warp_device
-def add_up(
+def exchange(
     acc: Block,
     total: Block,
     largest: Block,
-    own: Block,
-    state: Block,
-    sink: Block,
-    out: Block,
+    ends: Block,
     place: Block,
-    num_heads: Block,
     page: Block,
     WHICH: gl.constexpr,
 ) -> None:
-    """Wait for what the first program leaves, add, divide and store 256 channels; ``page`` is scratch.
+    """Finish 128 of the group's 256 channels with what the other program has of them, and leave it the rest.
 
-    Every sum has two terms, or two and then the sink, so it does not matter whose come first.
+    Both programs run this at the same time and wait for each other, so both have to be there: they are
+    neighbours in the order in which a launch begins its programs, so at most one of all that run can lack its
+    partner, and the others end and make room. Every sum has two terms, or two and then the sink, so it does
+    not matter whose come first. ``page`` bfloat16 [64, 128] in shared memory is scratch.
     """
-    row, head, _ = place
+    _, sink, out, partials, states, num_heads = ends
+    row, head, split = place
+    number = ((row * ((num_heads + 63) // 64) + head // 64) * 2 + WHICH) * 2
+    low, high = gl.split(acc.reshape([64, 2, 128]).permute([0, 2, 1]))
+    mine, theirs = gl.where(split == 0, low, high), _lines(gl.where(split == 0, high, low))
     h = gl.arange(0, 64, layout=gl.SliceLayout(1, VALUES))
-    raw = gl.load(sink + head + h, mask=head + h < num_heads, other=0.0) * _LOG2_E
-    while gl.atomic_add(state, 0, sem="acq_rel", scope="gpu") < _READY:
-        pass
-    other_total = gl.load(own + _VALUES_OF + h, cache_modifier=".cg")
-    other_largest = gl.load(own + _VALUES_OF + 64 + h, cache_modifier=".cg")
-    top = gl.maximum(largest, other_largest)
-    mine, other = gl.exp2(largest - top), gl.exp2(other_largest - top)
-    den = total * mine + other_total * other + gl.exp2(raw - top)
-    share = gl.where(top > LOWEST, _LIFT / den, 0.0)
-    mine, other = mine * share, other * share
-    parts = _quarters(acc)
-    for i in gl.static_range(4):
-        page.slice(64 * i, 64, dim=1).store(_sum(parts[i], own + 64 * i, mine, other))
+    places = _places(theirs)
+    left = partials + (number + split) * PARTIAL
+    gl.store(left + places, theirs)
+    gl.store(left + _VALUES_OF + h, total)
+    gl.store(left + _VALUES_OF + 64 + h, largest)
     gl.thread_barrier()
-    gl.store(state, 0)
-    value = page.load(LINES).reshape([64, 32, 4, 2]).permute([0, 1, 3, 2]).reshape([64, 256])
-    h = head + hidden(WHICH) - WHICH + gl.arange(0, 64, layout=gl.SliceLayout(1, LINES))
-    c = WHICH * _HALF + gl.arange(0, 256, layout=gl.SliceLayout(0, LINES))
+    _announce(states + number + split)
+
+    raw = gl.load(sink + head + h, mask=head + h < num_heads, other=0.0) * _LOG2_E
+    flag, left = states + number + (1 - split), partials + (number + 1 - split) * PARTIAL
+    _await(flag)
+    theirs = gl.convert_layout(_values(gl.load(left + places, cache_modifier=".cg")), mine.type.layout)
+    other_total = gl.load(left + _VALUES_OF + h, cache_modifier=".cg")
+    other_largest = gl.load(left + _VALUES_OF + 64 + h, cache_modifier=".cg")
+    top = gl.maximum(largest, other_largest)
+    own, other = gl.exp2(largest - top), gl.exp2(other_largest - top)
+    den = total * own + other_total * other + gl.exp2(raw - top)
+    share = gl.where(top > LOWEST, _LIFT / den, 0.0)
+    lines: gl.constexpr = gl.SliceLayout(1, mine.type.layout)
+    own = gl.convert_layout(own * share, lines)[:, None]
+    other = gl.convert_layout(other * share, lines)[:, None]
+    page.store((mine * own + theirs * other).to(gl.bfloat16))
+    gl.thread_barrier()
+    gl.store(flag, 0)
+    value = page.load(_PAGES).reshape([64, 16, 4, 2]).permute([0, 1, 3, 2]).reshape([64, 128])
+    h = head + gl.arange(0, 64, layout=gl.SliceLayout(1, _PAGES))
+    c = WHICH * 256 + split * 128 + gl.arange(0, 128, layout=gl.SliceLayout(0, _PAGES))
     at = (row * num_heads + h)[:, None] * CHANNELS + c[None, :]
-    gl.store(out + at, gl.convert_layout(value, LINES), mask=(h < num_heads)[:, None])
+    gl.store(out + at, gl.convert_layout(value, _PAGES), mask=(h < num_heads)[:, None])
