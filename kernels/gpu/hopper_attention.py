@@ -44,7 +44,7 @@ from deepinfer.kernels.gpu.warp_groups import (
 )
 
 WIDTH = 512
-_REGISTERS = (160, 72, 120)
+_REGISTERS = (160, 64, 48)
 """Of a thread that adds values, of one that scores, of one that decodes: with two groups of the first, all
 that a multiprocessor has, and none spills."""
 _ROWS = 512
@@ -136,7 +136,7 @@ def _attend_kernel(
             (score, (pools, counts, place, shared, scale, NEAR_TILES, FAR_TILES)),
             (decode, (pools, counts, place, shared, NEAR, FAR, NEAR_TILES, FAR_TILES)),
         ],
-        [4, 4, 4],
+        [4, 4, 8],
         [ADDING, SCORING, DECODING],
     )
 
@@ -172,7 +172,7 @@ def attend(
     constants: dict[str, Any] = {
         "NEAR": words_of_record(window),
         "FAR": words_of_record(main),
-        "NEAR_TILES": ceil_div(window_slots.shape[1], SPLITS.value * SLOTS.value),
+        "NEAR_TILES": max(1, ceil_div(window_slots.shape[1], SPLITS.value * SLOTS.value)),
         "FAR_TILES": ceil_div(main_slots.shape[1], SPLITS.value * SLOTS.value),
         **dict(zip(("ADDING", "SCORING", "DECODING"), _REGISTERS, strict=True)),
     }

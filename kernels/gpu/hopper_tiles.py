@@ -19,30 +19,16 @@ SLOTS: gl.constexpr = gl.constexpr(64)
 
 FAR_WORDS: gl.constexpr = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [32, 0], [0, 16]],
+        [[0, 1], [0, 2], [0, 16]],
         [[1, 0], [2, 0], [4, 0], [0, 4], [0, 8]],
-        [[8, 0], [16, 0]],
+        [[8, 0], [16, 0], [32, 0]],
         [],
         [64, 32],
     )
 )
 FAR_PAIRS: gl.constexpr = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[32, 0], [0, 4]], [[1, 0], [2, 0], [4, 0], [0, 1], [0, 2]], [[8, 0], [16, 0]], [], [64, 8]
-    )
-)
-NEAR_WORDS: gl.constexpr = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [32, 0], [0, 16], [0, 32]],
-        [[1, 0], [2, 0], [4, 0], [0, 4], [0, 8]],
-        [[8, 0], [16, 0]],
-        [],
-        [64, 64],
-    )
-)
-NEAR_SCALES: gl.constexpr = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[32, 0], [0, 4], [0, 8]], [[1, 0], [2, 0], [4, 0], [0, 1], [0, 2]], [[8, 0], [16, 0]], [], [64, 16]
+        [[0, 4]], [[1, 0], [2, 0], [4, 0], [0, 1], [0, 2]], [[8, 0], [16, 0], [32, 0]], [], [64, 8]
     )
 )
 TILE: gl.constexpr = gl.constexpr(gl.NVMMASharedLayout(128, 16))
@@ -96,7 +82,7 @@ def _near_codes(low: Block, high: Block, factors: Block) -> Block:
         is_pure=True,
         pack=1,
     )
-    return gl.join(gl.join(d0, d2), gl.join(d1, d3)).reshape([64, 128])
+    return gl.join(gl.join(d0, d2), gl.join(d1, d3)).reshape([64, 64])
 
 
 @warp_device
@@ -129,17 +115,17 @@ def _far_factors(pairs: Block) -> Block:
 
 @warp_device
 def _near_factors(scales: Block) -> Block:
-    """Factors of pairs of MXFP8 words [64, 32] from the e8m0 bytes of words [64, 16]; 255 is NaN."""
+    """Factors of pairs of MXFP8 words [64, 16] from the e8m0 bytes of words [64, 8]; 255 is NaN."""
     wide = scales.to(gl.int32)
     pattern = gl.where(wide == 255, 0x7FC0, gl.minimum(wide + 88, 254) << 7)
     pattern = pattern | (pattern << 16)
-    return gl.join(pattern, pattern).reshape([64, 32])
+    return gl.join(pattern, pattern).reshape([64, 16])
 
 
 @warp_device
-def slot_of(slots: Block, row: Block, num_slots: Block, tile: Block, LAYOUT: gl.constexpr) -> Block:
+def slot_of(slots: Block, row: Block, num_slots: Block, tile: Block) -> Block:
     """Slots of a tile [64], -1 past the end."""
-    place = tile * SLOTS + gl.arange(0, SLOTS, layout=gl.SliceLayout(1, LAYOUT))
+    place = tile * SLOTS + gl.arange(0, SLOTS, layout=gl.SliceLayout(1, FAR_WORDS))
     return gl.load(slots + row * num_slots + place, mask=place < num_slots, other=-1)
 
 
@@ -156,14 +142,16 @@ def load_far(words: Block, pairs: Block, slot: Block, STEP: gl.constexpr) -> tup
 
 
 @warp_device
-def load_near(words: Block, bytes_: Block, slot: Block, STEP: gl.constexpr) -> tuple[Block, Block]:
-    """Half of MXFP8 records: words [64, 64], scales [64, 16]."""
-    column = gl.arange(0, 64, layout=gl.SliceLayout(0, NEAR_WORDS))
-    at = slot.to(gl.int64)[:, None] * STEP + column[None, :]
+def load_near(
+    words: Block, bytes_: Block, slot: Block, STEP: gl.constexpr, PART: gl.constexpr
+) -> tuple[Block, Block]:
+    """Quarter ``PART`` of MXFP8 records: words [64, 32], scales [64, 8], each twice."""
+    column = gl.arange(0, 32, layout=gl.SliceLayout(0, FAR_WORDS))
+    at = slot.to(gl.int64)[:, None] * STEP + (PART * 32 + column)[None, :]
     codes = gl.load(words + at, mask=(slot >= 0)[:, None], other=0)
-    slot = gl.convert_layout(slot, gl.SliceLayout(1, NEAR_SCALES))
-    column = gl.arange(0, 16, layout=gl.SliceLayout(0, NEAR_SCALES))
-    at = slot.to(gl.int64)[:, None] * (4 * STEP) + (512 + column // 2)[None, :]
+    slot = gl.convert_layout(slot, gl.SliceLayout(1, FAR_PAIRS))
+    column = gl.arange(0, 8, layout=gl.SliceLayout(0, FAR_PAIRS))
+    at = slot.to(gl.int64)[:, None] * (4 * STEP) + (512 + PART * 4 + column // 2)[None, :]
     return codes, gl.load(bytes_ + at, mask=(slot >= 0)[:, None], other=0)
 
 
@@ -174,8 +162,8 @@ def decode_far(buffer: Block, codes: Block, pairs: Block) -> None:
 
 
 @warp_device
-def decode_near(buffer: Block, codes: Block, scales: Block) -> None:
-    """Half a tile of MXFP8 records into ``buffer``."""
-    low, high = gl.split(codes.reshape([64, 32, 2]))
+def decode_near(tiles: Block, tile: Block, codes: Block, scales: Block, PART: gl.constexpr) -> None:
+    """Quarter ``PART`` of a tile of MXFP8 records into the half of ``tiles`` that begins with ``tile``."""
+    low, high = gl.split(codes.reshape([64, 16, 2]))
     factors = gl.convert_layout(_near_factors(scales), low.type.layout)
-    buffer.store(_near_codes(low, high, factors))
+    tiles.index(tile + PART // 2).slice(PART % 2 * 64, 64, dim=1).store(_near_codes(low, high, factors))

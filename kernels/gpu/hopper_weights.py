@@ -15,8 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from deepinfer.kernels.gpu.hopper_rows import LOWEST, SCORES, hidden
 from deepinfer.kernels.gpu.hopper_tiles import (
-    FAR_WORDS,
-    NEAR_WORDS,
     SLOTS,
     TILE,
     decode_far,
@@ -59,22 +57,24 @@ def decode(
     row, _, split = place
     _, tiles, _, _, full, _, empty, _, _ = shared
     after_launches_before()
-    slot = slot_of(near_slots, row, num_near, split, NEAR_WORDS)
-    c0, s0 = load_near(near, near_bytes, slot, NEAR)
-    c1, s1 = load_near(near + 64, near_bytes + 8, slot, NEAR)
-    slot = slot_of(near_slots, row, num_near, SPLITS + split, NEAR_WORDS)
-    for tile in range(NEAR_TILES):
-        mbarrier.wait(empty.index(tile % 2), (tile // 2 & 1) ^ 1)
-        decode_near(tiles.index(tile % 2 * 2), c0, s0)
-        c0, s0 = load_near(near, near_bytes, slot, NEAR)
-        decode_near(tiles.index(tile % 2 * 2 + 1), c1, s1)
-        filled(full, tile)
-        c1, s1 = load_near(near + 64, near_bytes + 8, slot, NEAR)
-        slot = slot_of(near_slots, row, num_near, (tile + 2) * SPLITS + split, NEAR_WORDS)
-    far_slot = slot_of(far_slots, row, num_far, split, FAR_WORDS)
-    d0, p0 = load_far(far, far_pairs, far_slot, FAR)
+    slot = slot_of(near_slots, row, num_near, split)
+    far_slot = slot_of(far_slots, row, num_far, split)
+    for one in gl.static_range(NEAR_TILES):
+        c0, s0 = load_near(near, near_bytes, slot, NEAR, 0)
+        c1, s1 = load_near(near, near_bytes, slot, NEAR, 1)
+        c2, s2 = load_near(near, near_bytes, slot, NEAR, 2)
+        mbarrier.wait(empty.index(one % 2), (one // 2 & 1) ^ 1)
+        decode_near(tiles, one % 2 * 2, c0, s0, 0)
+        c3, s3 = load_near(near, near_bytes, slot, NEAR, 3)
+        decode_near(tiles, one % 2 * 2, c1, s1, 1)
+        slot = slot_of(near_slots, row, num_near, (one + 1) * SPLITS + split)
+        if one == NEAR_TILES - 1:
+            d0, p0 = load_far(far, far_pairs, far_slot, FAR)
+        decode_near(tiles, one % 2 * 2, c2, s2, 2)
+        decode_near(tiles, one % 2 * 2, c3, s3, 3)
+        filled(full, one)
     d1, p1 = load_far(far + 32, far_pairs + 8, far_slot, FAR)
-    far_slot = slot_of(far_slots, row, num_far, SPLITS + split, FAR_WORDS)
+    far_slot = slot_of(far_slots, row, num_far, SPLITS + split)
     for number in range(FAR_TILES):
         tile = number + NEAR_TILES
         mbarrier.wait(empty.index(tile % 2), (tile // 2 & 1) ^ 1)
@@ -83,7 +83,7 @@ def decode(
         decode_far(tiles.index(tile % 2 * 2 + 1), d1, p1)
         filled(full, tile)
         d1, p1 = load_far(far + 32, far_pairs + 8, far_slot, FAR)
-        far_slot = slot_of(far_slots, row, num_far, (number + 2) * SPLITS + split, FAR_WORDS)
+        far_slot = slot_of(far_slots, row, num_far, (number + 2) * SPLITS + split)
 
 
 @warp_device
