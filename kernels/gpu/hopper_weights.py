@@ -107,7 +107,8 @@ def score(
     j = gl.arange(0, SLOTS, layout=gl.SliceLayout(0, SCORES))
     after_launches_before()
     mbarrier.wait(ready, 0)
-    for tile in range(NEAR_TILES + FAR_TILES):
+    # a loop that is known to have one turn is none, and what is left of it the compiler does not lower
+    for tile in range(NEAR_TILES + FAR_TILES + hidden(num_near * 0)):
         if tile < NEAR_TILES:
             at = (tile * SPLITS + split) * SLOTS + j
             slot = gl.load(near_slots + row * num_near + at, mask=at < num_near, other=-1)
