@@ -1,12 +1,11 @@
 """Sparse attention on packed caches for Hopper chips, profile fast: one launch, two programs a row.
 
 The slots of a row are cut into tiles of 64, window first; even tiles are one program's, odd ones the
-other's. In a program one warp group fetches records and decodes them into shared memory, one computes scores,
+other's. In a program two warp groups fetch records and decode them into shared memory, one computes scores,
 softmax so far and weights (both in ``hopper_weights.py``), two add weighted values, half of the channels
-each; they are at different tiles at a time. The program that comes first leaves its sums in memory, the other
-adds both: a sum of two terms has one order, and a counter decides only who writes it down. Which tile goes
-where follows from slot numbers alone, so every value is one fixed sequence of operations, however many rows
-there are.
+each; they are at different tiles at a time. In the end each program leaves the other one its sums of half of
+the channels and finishes the rest: a sum of two terms has one order. Which tile goes where follows from slot
+numbers alone, so every value is one fixed sequence of operations, however many rows there are.
 
 Written in Gluon, because what matters here, who waits for whom, cannot be said in Triton. There is no
 interpreter for it: ``packed_attention.py`` is the same function for other chips and for tests without one,
@@ -45,8 +44,8 @@ from deepinfer.kernels.gpu.warp_groups import (
 
 WIDTH = 512
 _REGISTERS = (160, 64, 48)
-"""Of a thread that adds values, of one that scores, of one that decodes: with two groups of the first, all
-that a multiprocessor has, and none spills."""
+"""Of a thread that adds values, of one that scores, of one that decodes: all that a multiprocessor has. What
+spills is read and written once a row."""
 _ROWS = 512
 """Rows of one launch, if the caller has no workspace."""
 

@@ -55,7 +55,7 @@ def load_queries(
 
 @warp_device
 def _lines(part: Block) -> Block:
-    """Values [64, 128] as [16, 512] of which every thread holds four neighbours: a warp writes whole lines."""
+    """Values [64, 128] as [16, 512], four neighbours a thread: a warp writes whole lines."""
     return part.reshape([4, 2, 8, 16, 4, 2]).permute([3, 0, 2, 4, 1, 5]).reshape([16, 512])
 
 

@@ -1,6 +1,7 @@
 """Compile the kernels for warp groups; print bytes of stack and matrix instructions of each as JSON.
 
-Arguments: names of kernels among ``scan``, ``spilled``, ``within``, ``attend``, ``inner``, ``outer``.
+Arguments: names of kernels among ``scan``, ``spilled``, ``within``, ``attend``, ``window``, ``inner`` and
+``outer``.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def scan(registers: int, within: bool) -> None:
     launch(q, w, pool, ints, ints[:, 0], LENGTH, 8, HopperScanTile(5, registers), blocks, not within)
 
 
-def attend() -> None:
-    """Attention of 64 heads."""
+def attend(entries: int) -> None:
+    """Attention of 64 heads over a window and ``entries`` selected slots."""
     from deepinfer.kernels.gpu.hopper_attention import attend as launch
 
     q, slots = (
@@ -69,7 +70,8 @@ def attend() -> None:
         torch.zeros(ROWS, 512, dtype=torch.int32),
     )
     near, far = records("mxfp8", 512, 16, True), records("fp4", 256, 32, True)
-    launch(q, near, slots[:, :128].contiguous(), far, slots, torch.empty(HEADS))
+    chosen = slots[:, :entries].contiguous()
+    launch(q, near, slots[:, :128].contiguous(), far, chosen, torch.empty(HEADS))
 
 
 def experts(inner: bool) -> None:
@@ -97,7 +99,8 @@ def main() -> None:
         "scan": lambda: scan(88, False),
         "spilled": lambda: scan(56, False),
         "within": lambda: scan(96, True),
-        "attend": attend,
+        "attend": lambda: attend(512),
+        "window": lambda: attend(0),
         "inner": lambda: experts(True),
         "outer": lambda: experts(False),
     }
