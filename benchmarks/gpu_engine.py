@@ -119,7 +119,10 @@ STAGES: dict[str, Stage] = {
     "host": lambda options, seconds: host_profile(_fast(options)),
     "host-1": lambda options, seconds: host_profile(_fast(options), 1),
     "speculation": lambda options, seconds: speculation_speed(
-        _fast(options), min(seconds, 70.0), options.short
+        _fast(options),
+        min(seconds, 70.0),
+        options.short,
+        log=options.out / "turns.json" if options.log else None,
     ),
     "turn-kernels": lambda options, seconds: turn_kernels(_fast(options)),
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
@@ -178,6 +181,7 @@ def main() -> None:
     parser.add_argument("--traffic", type=float, default=25.0, help="seconds of random traffic")
     parser.add_argument("--thorough", action="store_true", help="turns also without asynchrony")
     parser.add_argument("--short", action="store_true", help="speed and speculation with fewer variants")
+    parser.add_argument("--log", action="store_true", help="speculation writes all its steps to turns.json")
     parser.add_argument("--skip", type=lambda text: text.split(","), default=[], help="not these stages")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="these stages only")
     parser.add_argument("--device", type=Device, default=Device.CUDA, help="cpu checks the script itself")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import cProfile
 import io
+import json
 import pstats
 import struct
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from gpu_engine_promise import requests
+from turn_log import beliefs, log_of, table
 
 from deepinfer.engine.api import EngineConfig, GenerateRequest, RequestFailure, SamplingParams
 from deepinfer.engine.core import EngineCore
@@ -85,11 +88,12 @@ def _decoding(core: EngineCore, asked: Sequence[GenerateRequest]) -> tuple[float
 
 
 def speculation_speed(
-    config: EngineConfig, seconds: float, is_short: bool, rounds: int = 5
+    config: EngineConfig, seconds: float, is_short: bool, rounds: int = 5, log: Path | None = None
 ) -> dict[str, Any]:
     """Tokens a second of every policy against plain decoding, in turns: medians of alternating rounds.
 
     ``is_short`` leaves out synchronous decoding and known drafts. Late graphs fall into measured rounds.
+    ``log`` is a file for all steps of all rounds (``turn_log``); asked for, the rounds are those of the log.
     """
     started = time.perf_counter()
     base = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))
@@ -100,7 +104,7 @@ def speculation_speed(
         "| batch | variant | tokens/s | x plain | tokens a step | graphs | of these, in measured rounds |"
     ]
     page.append("|---|---|---|---|---|---|---|")
-    seen, figures = [], {}
+    seen, details, figures, logbook = [], [], {}, {}
     for batch in BATCHES:
         params = SamplingParams(temperature=0.0, seed=7, max_tokens=_NEW_TOKENS, ignore_eos=True)
         pool = [ids for group in zip(*prompts, strict=True) for ids in group]
@@ -132,16 +136,24 @@ def speculation_speed(
                 known |= _said(subjects["off"], asked)[1]
             drafter = KnownContinuation(known, 5)
             subjects["known async"] = subjects["fixed async"].with_drafter(drafter)
+        logs = {name: log_of(llm._core) for name, llm in subjects.items()} if log else {}
+        rests: dict[str, list[tuple[int, float, Any]]] = {name: [] for name in subjects}
         for name, llm in subjects.items():
             for _ in range(6 if name.startswith("confidence") else 2):
                 for asked in sets:
-                    _decoding(llm._core, asked)
+                    taken, _ = _decoding(llm._core, asked)
+                    if log:
+                        rests[name].append((len(logs[name].steps), taken, beliefs(llm._core)))
+        first = {name: len(logged.steps) for name, logged in logs.items()}
         speeds: dict[str, list[float]] = {name: [] for name in subjects}
         before = {name: llm._core.launcher.num_recorded for name, llm in subjects.items()}
         for _ in range(rounds):
             for name, llm in subjects.items():
                 found = [_decoding(llm._core, asked) for asked in sets]
-                speeds[name].append(sum(count for _, count in found) / sum(second for second, _ in found))
+                taken = sum(second for second, _ in found)
+                speeds[name].append(sum(count for _, count in found) / taken)
+                if log:
+                    rests[name].append((len(logs[name].steps), taken, beliefs(llm._core)))
             if time.perf_counter() - started > seconds:
                 break
         medians = {name: median(values) for name, values in speeds.items()}
@@ -155,7 +167,17 @@ def speculation_speed(
             page.append(f"| {batch} | {name} | {value:.0f} | {ratio} | {length} | {graphs} | {late} |")
         seen.append(f"batch {batch}: " + ", ".join(f"{n} {v / plain:.3f}" for n, v in medians.items()))
         figures[batch] = medians
-    return {"verdict": "measured", "seen": "; ".join(seen), "page": page, "figures": figures}
+        for name, logged in logs.items():
+            logbook[f"{batch} {name}"] = {
+                "rounds": rests[name],
+                "measured_from": first[name],
+                "steps": logged.steps,
+            }
+            details += ["", f"Steps of measured rounds, batch {batch}, {name}:", ""]
+            details += table(logged.steps[first[name] :])
+        if log:
+            log.write_text(json.dumps(logbook))
+    return {"verdict": "measured", "seen": "; ".join(seen), "page": page + details, "figures": figures}
 
 
 def gaps(config: EngineConfig, batch: int = 64, steps: int = 40) -> dict[str, Any]:
