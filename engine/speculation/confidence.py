@@ -63,6 +63,8 @@ class ConfidenceDrafts:
         How sure they are is guessed from the drafts before them. One sequence has all that were drafted.
         """
         count = len(sequences)
+        if self.mode(count) is not Drafting.ON:
+            return Unseen(0)  # drafts that are left over would make a shape of its own
         if count == 1:
             return Unseen(num_drafted)
         confidences = np.tile(self._profile.chances(), (count, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
@@ -54,6 +55,7 @@ class HostTable:
         vocab_size: int,
         is_left: Items[bool],
         num_shared_out: int | None,
+        fit: Callable[[TurnShape], TurnShape] = lambda shape: shape,
     ) -> tuple[TurnShape, Int64]:
         """Shape and table of a turn.
 
@@ -65,6 +67,7 @@ class HostTable:
             is_left: which sequences go on from what the turn before left on the device, unknown here.
             num_shared_out: drafts of all together, if the device gives each its share; those of ``shares``
                 are then the most of each.
+            fit: gives the shape to play one in, which may be larger.
         """
         sequences = [share.sequence for share in shares]
         for sequence in sequences:
@@ -79,9 +82,9 @@ class HostTable:
         starts = np.where(left, FROM_DEVICE, ends - 1)
         total = int(drafts.sum()) if num_shared_out is None else num_shared_out
         shape = self._shape(len(shares), total, ends + drafts, int(held.max()))
-        shape = replace(shape, drafting=drafting, num_drafted=num_drafted)
-        if num_shared_out:
-            shape = replace(shape, num_rows=shape.num_sequences + num_shared_out, is_shared_out=True)
+        shape = fit(
+            replace(shape, drafting=drafting, num_drafted=num_drafted, is_shared_out=bool(num_shared_out))
+        )
         table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
         table[:, SLOT] = -1
         mine = table[: len(shares)]
@@ -130,7 +133,7 @@ class HostTable:
         bucket = sequence_bucket(num_sequences)
         return TurnShape(
             num_sequences=bucket,
-            num_rows=row_bucket(num_sequences + num_drafts) if has_drafts else bucket,
+            num_rows=row_bucket(bucket + num_drafts) if has_drafts else bucket,
             width=1 + self._layout.max_drafts if has_drafts else 1,
             num_blocks=min(_power(num_blocks, _FEWEST_BLOCKS), self._blocks.shape[1]),
             history=self._layout.history,

@@ -85,7 +85,13 @@ class TurnPlayer:
         is_left = [share.sequence.num_in_flight > 0 for share in shares]
         asks_host = turn.drafter is not None and not turn.drafter.drafts_in_turn
         shape, table = self.table.of(
-            shares, drafting, 0 if asks_host else num_drafted, config.vocab_size, is_left, num_shared_out
+            shares,
+            drafting,
+            0 if asks_host else num_drafted,
+            config.vocab_size,
+            is_left,
+            num_shared_out,
+            self.recordings.shape_of,
         )
         return TurnRun(
             recordings=self.recordings,

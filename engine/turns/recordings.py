@@ -14,6 +14,7 @@ import torch
 from deepinfer.engine.capturing import captured
 from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.transfer import fetching
+from deepinfer.engine.turns.covering import Covering
 from deepinfer.engine.turns.device_turn import DeviceTurn
 from deepinfer.engine.turns.outcome import Outcome
 from deepinfer.engine.turns.table import TurnShape
@@ -78,7 +79,15 @@ class TurnRecordings:
         self._is_cuda = turn.model.ops.device.type == "cuda"
         self._capture = capture or (CudaCapture() if self._is_cuda else run_again)
         self._recordings: dict[TurnShape, _Recording] = {}
+        self._covering = Covering()
         self.num_unplayed = 0
+
+    def shape_of(self, wanted: TurnShape) -> TurnShape:
+        """The shape to play a turn in that could do with ``wanted``."""
+        if wanted in self._recordings and self._recordings[wanted].play is not None:
+            return wanted
+        recorded = (shape for shape, recording in self._recordings.items() if recording.play is not None)
+        return self._covering.shape_of(wanted, recorded)
 
     @property
     def num_recorded(self) -> int:

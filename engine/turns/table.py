@@ -43,6 +43,11 @@ class TurnShape:
     is_shared_out: bool = False
 
     @property
+    def num_drafts(self) -> int:
+        """Drafts that all sequences together have rows for."""
+        return self.num_rows - self.num_sequences
+
+    @property
     def first_base(self) -> int:
         """G columns: where the entries of a sequence begin among those of all."""
         return NUM_FIXED

@@ -22,6 +22,7 @@ from deepinfer.engine.llm import LLM
 from deepinfer.engine.model.draft import Anchors
 from deepinfer.engine.speculation.drafter import ModelDrafter
 from deepinfer.engine.speculation.options import Speculation
+from deepinfer.engine.turns import covering as covering_module
 from deepinfer.engine.turns import rows as rows_module
 from deepinfer.engine.turns.device_turn import DeviceTurn
 from deepinfer.engine.turns.host_table import HostTable
@@ -174,6 +175,24 @@ def test_turns_that_follow_unseen_ones_move_no_bit(llm: LLM, policy: str) -> Non
     assert bool(shared_out) == (policy == "confidence")
     eager = finished(llm, replace(trace().core, speculation=Speculation()), asked)
     assert rings_of(core) == rings_of(eager), "ends of blocks are kept as plain steps leave them"
+
+
+@pytest.mark.parametrize("policy", ["off", "fixed:2"])
+def test_a_batch_that_drains_is_played_in_what_is_recorded(
+    llm: LLM, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six sequences end one by one: turns of five to one are those of six, filled up, with the same bytes."""
+    asked = plain(6, 26)
+    records, truth = truth_of(llm, asked)
+    core, _ = chained_core(llm, truth, Speculation.from_text(policy))
+    found = played(core, asked)
+    for request, wanted in zip(asked, records, strict=True):
+        assert found[request.request_id] == [packed(record) for record in wanted]
+    few = core.launcher.num_recorded
+    monkeypatch.setattr(covering_module, "covers", lambda *_: False)
+    core, _ = chained_core(llm, truth, Speculation.from_text(policy))
+    played(core, asked)
+    assert few == 1 < core.launcher.num_recorded
 
 
 Break = Callable[[pytest.MonkeyPatch], None]
