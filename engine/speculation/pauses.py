@@ -28,6 +28,9 @@ _SPREAD = 0.5
 """Standard deviation of the tokens of one sequence in a step, at least."""
 _ENOUGH = 0.99
 """Share of the speed of plain decoding below which drafting loses."""
+_WORTH = 1.03
+"""What drafting has to win with several sequences once it is settled: they end at different times, and those
+that are left take nearly as long a step as all of them."""
 _CLEAR, _FEWEST_CLEAR = 1.1, 8
 """What drafting has to win, over so many steps, unless true plain steps were timed: a pause does that."""
 TRIAL = 5
@@ -83,7 +86,10 @@ class _Case:
         # a step that waited for the machine says nothing
         cut = len(self.seconds) // 3
         seconds = fmean(sorted(self.seconds)[cut : len(self.seconds) - cut])
-        return (float(tokens.mean()) + luck) * plain_s < _ENOUGH * seconds
+        gain = float(tokens.mean()) * plain_s / seconds
+        if num_sequences > 1 and len(tokens) >= _SETTLED and gain < _WORTH:
+            return True
+        return gain + luck * plain_s / seconds < _ENOUGH
 
     def is_unclear(self, plain_s: float) -> bool:
         """Whether drafting wins by so little that a wrong guess of ``plain_s`` may hide a loss."""

@@ -20,12 +20,13 @@ from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.kernels.dispatch import select_ops
 
 PLAIN_S = 0.010
-# milliseconds of turns on an H200, and of steps on two cores
+# milliseconds of turns on an H200, of a slower device where drafts are dearer, and of steps on two cores
 DEVICE = {
-    1: Clock(plain=1.39, contexts=0.05, stages=(0.34, 0.03), row=0.005),
-    16: Clock(plain=1.53, contexts=0.06, stages=(0.90, 0.03), row=0.012),
-    64: Clock(plain=1.93, contexts=0.06, stages=(1.10, 0.03), row=0.004),
+    1: Clock(plain=1.15, contexts=0.02, stages=(0.29, 0.01), row=0.003),
+    16: Clock(plain=1.27, contexts=0.07, stages=(0.70, 0.01), row=0.0025),
+    64: Clock(plain=1.77, contexts=0.06, stages=(0.85, 0.01), row=0.0025),
 }
+DEAR = Clock(plain=1.53, contexts=0.06, stages=(0.90, 0.03), row=0.012)
 CORES = Clock(plain=8.4, contexts=0.2, stages=(1.0, 0.15), row=0.8, noise=0.05)
 
 
@@ -45,6 +46,8 @@ def best_speed(clock: Clock, count: int, chances: tuple[float, ...]) -> float:
 
 
 WEAK, FAIR = (0.5, 0.3, 0.4, 0.4, 0.4), (0.9, 0.85, 0.8, 0.8, 0.8)
+EVEN = (0.5, 0.4, 0.5, 0.5, 0.5)
+"""As seen of the bundled checkpoint; at 16 sequences these win or lose a hundredth against plain steps."""
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -52,8 +55,8 @@ WEAK, FAIR = (0.5, 0.3, 0.4, 0.4, 0.4), (0.9, 0.85, 0.8, 0.8, 0.8)
     ("clock", "count", "chances", "steps"),
     [
         (DEVICE[1], 1, WEAK, 600), (DEVICE[16], 16, WEAK, 600), (DEVICE[64], 64, WEAK, 600),
-        (DEVICE[1], 1, FAIR, 400), (DEVICE[16], 16, FAIR, 400), (DEVICE[64], 64, FAIR, 400),
-        (CORES, 1, WEAK, 600),
+        (DEVICE[1], 1, FAIR, 600), (DEVICE[16], 16, FAIR, 600), (DEVICE[64], 64, FAIR, 600),
+        (DEAR, 16, WEAK, 600), (DEAR, 16, FAIR, 600), (CORES, 1, WEAK, 600),
     ],
 )  # fmt: skip
 def test_a_cold_start_soon_reaches_the_best_fixed_number(
@@ -89,15 +92,19 @@ def test_batches_that_drain_stop_recording(chances: tuple[float, ...]) -> None:
     assert sum(recorded[-3:]) <= 3
 
 
+@pytest.mark.parametrize("chances", [WEAK, EVEN])
 @pytest.mark.parametrize("count", [16, 64])
-def test_measured_rounds_are_those_of_plain_decoding(count: int) -> None:
-    """As on the device: rounds of 96 tokens, six untimed; a shape costs 200 turns before it is played."""
+def test_measured_rounds_are_those_of_plain_decoding(count: int, chances: tuple[float, ...]) -> None:
+    """As on the device: rounds of 96 tokens, six untimed; a shape costs 200 turns before it is played.
+
+    Sequences with drafts end one by one, so a gain of a hundredth at full size is a loss of a fifth in all.
+    """
     clock = replace(DEVICE[count], compiling=60.0, recording=200.0)
-    policy, machine = confidence(), Machine(clock, count, WEAK)
+    policy, machine = confidence(), Machine(clock, count, chances)
     rounds = [machine.round(policy, 95) for _ in range(11)]
     speeds = sorted(played.speed for played in rounds[6:])
-    assert speeds[2] > 0.98 * best_speed(clock, count, WEAK)
-    assert sum(played.recorded for played in rounds) <= 12
+    assert speeds[2] > 0.98 * count / clock.plain
+    assert sum(played.recorded for played in rounds) <= 6
 
 
 @pytest.mark.parametrize("slow", [10, 40])
@@ -110,15 +117,15 @@ def test_a_slow_start_is_forgotten(slow: int) -> None:
 
 def test_dear_contexts_do_not_hide_a_loss() -> None:
     """A step that keeps contexts takes far longer than a plain one, which is all that is timed at first."""
-    policy, machine = confidence(), Machine(replace(DEVICE[16], contexts=0.8), 16, WEAK)
+    policy, machine = confidence(), Machine(replace(DEAR, contexts=0.8), 16, WEAK)
     machine.run(policy, 100)
     assert machine.run(policy, 200).steps == {Drafting.PAUSED: 200}
 
 
 def test_a_policy_that_never_pauses_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses_module._Case, "loses", lambda *_: False)
-    played = Machine(DEVICE[64], 64, WEAK).run(confidence(), 200)
-    assert played.speed < 0.9 * best_speed(DEVICE[64], 64, WEAK)
+    played = Machine(DEAR, 16, WEAK).run(confidence(), 200)
+    assert played.speed < 0.9 * best_speed(DEAR, 16, WEAK)
 
 
 def test_a_gain_that_comes_later_is_found() -> None:

@@ -16,6 +16,8 @@ from deepinfer.engine.speculation.buckets import row_bucket, sequence_bucket
 from deepinfer.engine.speculation.drafts import Drafts
 from deepinfer.engine.speculation.policy import DraftPolicy
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
+from deepinfer.engine.turns.covering import Covering
+from deepinfer.engine.turns.table import TurnShape
 
 NUM_DRAFTS = 5
 
@@ -66,7 +68,7 @@ class Played:
     seconds: float = 0.0
     steps: dict[Drafting, int] = field(default_factory=dict)
     recorded: int = 0
-    shapes: set[tuple[int, Drafting, int]] = field(default_factory=set)
+    shapes: set[TurnShape] = field(default_factory=set)
 
     @property
     def speed(self) -> float:
@@ -94,7 +96,8 @@ class Machine:
         ]  # fmt: skip
         self._num_steps = 0
         self._left: np.ndarray | None = None
-        self._plays: dict[tuple[int, Drafting, int], int] = {}
+        self._plays: dict[TurnShape, int] = {}
+        self._covering = Covering()
 
     def round(self, policy: DraftPolicy, tokens: int) -> Played:
         """All sequences from their start to their end, which they reach one by one."""
@@ -147,12 +150,20 @@ class Machine:
     def _seconds(self, asked: int, mode: Drafting, block: int, played: Played) -> tuple[float, bool]:
         """The first two plays of a shape are compiled and recorded: their time is no step's."""
         held = sequence_bucket(len(self.sequences))
-        shape = (row_bucket(held + asked) if asked else held, mode, block)
+        shape = TurnShape(
+            num_sequences=held, num_rows=row_bucket(held + asked) if asked else held,
+            width=1 + NUM_DRAFTS * bool(asked), num_blocks=4, history=3, entries=(), drafting=mode,
+            num_drafted=block, is_shared_out=asked > 0 and len(self.sequences) > 1,
+        )  # fmt: skip
+        if self._plays.get(shape, 0) < 2:
+            shape = self._covering.shape_of(
+                shape, [known for known, plays in self._plays.items() if plays > 1]
+            )
         played.shapes.add(shape)
         self._plays[shape] = self._plays.get(shape, 0) + 1
         played.recorded += self._plays[shape] == 2
         extra = {1: self.clock.compiling, 2: self.clock.recording}.get(self._plays[shape], 0.0)
-        return self.clock.of(shape[0] - held, mode, block) + extra, self._plays[shape] > 2
+        return self.clock.of(shape.num_drafts, mode, shape.num_drafted) + extra, self._plays[shape] > 2
 
     def _drafts(self, block: int) -> np.ndarray:
         """Confidences that say how likely each draft is accepted."""
