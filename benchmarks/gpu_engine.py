@@ -30,8 +30,9 @@ from gpu_engine_bits import check_logits, check_recorded, check_scores, check_tr
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
 from gpu_scoring import scoring_host, scoring_ratio  # noqa: E402
+from gpu_speculation import speculation_speed  # noqa: E402
 from gpu_turn_kernels import turn_kernels  # noqa: E402
-from gpu_turns import gaps, host_profile, same_bytes, scoring_kernels, speculation_speed  # noqa: E402
+from gpu_turns import gaps, host_profile, same_bytes, scoring_kernels  # noqa: E402
 from released_stack import released_gaps  # noqa: E402
 
 from deepinfer.engine.api import Device, EngineConfig, Profile  # noqa: E402
@@ -118,13 +119,13 @@ STAGES: dict[str, Stage] = {
     "turns": lambda options, seconds: same_bytes(_strict(options), options.thorough),
     "host": lambda options, seconds: host_profile(_fast(options)),
     "host-1": lambda options, seconds: host_profile(_fast(options), 1),
+    "turn-kernels": lambda options, seconds: turn_kernels(_fast(options)),
     "speculation": lambda options, seconds: speculation_speed(
         _fast(options),
         min(seconds, 70.0),
         options.short,
         log=options.out / "turns.json" if options.log else None,
     ),
-    "turn-kernels": lambda options, seconds: turn_kernels(_fast(options)),
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
     "memory": lambda options, seconds: long_document(_strict(options)),
     "speed": _speeds,
