@@ -30,7 +30,7 @@ from gpu_engine_bits import check_logits, check_recorded, check_scores, check_tr
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
 from gpu_scoring import scoring_host, scoring_ratio  # noqa: E402
-from gpu_speculation import speculation_speed  # noqa: E402
+from gpu_speculation import BATCHES, speculation_speed  # noqa: E402
 from gpu_turn_kernels import turn_kernels  # noqa: E402
 from gpu_turns import gaps, host_profile, same_bytes, scoring_kernels  # noqa: E402
 from released_stack import released_gaps  # noqa: E402
@@ -119,13 +119,14 @@ STAGES: dict[str, Stage] = {
     "turns": lambda options, seconds: same_bytes(_strict(options), options.thorough),
     "host": lambda options, seconds: host_profile(_fast(options)),
     "host-1": lambda options, seconds: host_profile(_fast(options), 1),
-    "turn-kernels": lambda options, seconds: turn_kernels(_fast(options)),
     "speculation": lambda options, seconds: speculation_speed(
         _fast(options),
         min(seconds, 70.0),
         options.short,
+        options.batches,
         log=options.out / "turns.json" if options.log else None,
     ),
+    "turn-kernels": lambda options, seconds: turn_kernels(_fast(options)),
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
     "memory": lambda options, seconds: long_document(_strict(options)),
     "speed": _speeds,
@@ -183,6 +184,12 @@ def main() -> None:
     parser.add_argument("--thorough", action="store_true", help="turns also without asynchrony")
     parser.add_argument("--short", action="store_true", help="speed and speculation with fewer variants")
     parser.add_argument("--log", action="store_true", help="speculation writes all its steps to turns.json")
+    parser.add_argument(
+        "--batches",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=BATCHES,
+        help="batch sizes of speculation",
+    )
     parser.add_argument("--skip", type=lambda text: text.split(","), default=[], help="not these stages")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="these stages only")
     parser.add_argument("--device", type=Device, default=Device.CUDA, help="cpu checks the script itself")

@@ -64,7 +64,12 @@ def decoding(core: EngineCore, asked: Sequence[GenerateRequest]) -> Decoded:
 
 
 def speculation_speed(
-    config: EngineConfig, seconds: float, is_short: bool, rounds: int = 5, log: Path | None = None
+    config: EngineConfig,
+    seconds: float,
+    is_short: bool,
+    batches: Sequence[int] = BATCHES,
+    rounds: int = 5,
+    log: Path | None = None,
 ) -> dict[str, Any]:
     """Tokens a second of every policy against plain decoding, in turns: medians of alternating rounds.
 
@@ -77,14 +82,14 @@ def speculation_speed(
     base = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))
     prompts = []
     for name in ("prose", "code", "technical"):
-        prompts.append(_prompts(base, name, SpeculationBench(), max(BATCHES)))
+        prompts.append(_prompts(base, name, SpeculationBench(), max(batches)))
     page = [
         "| batch | variant | tokens/s | x plain | the same while all decode | tokens a step | graphs "
         "| of these, in measured rounds |"
     ]
     page.append("|---" * 8 + "|")
     seen, details, figures, logbook = [], [], {}, {}
-    for batch in BATCHES:
+    for batch in batches:
         params = SamplingParams(temperature=0.0, seed=7, max_tokens=_NEW_TOKENS, ignore_eos=True)
         pool = [ids for group in zip(*prompts, strict=True) for ids in group]
         sets = [
