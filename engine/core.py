@@ -22,7 +22,7 @@ from deepinfer.engine.cache.prefix_tree import PrefixTree
 from deepinfer.engine.cache.snapshots import Snapshot
 from deepinfer.engine.core_config import CoreConfig as CoreConfig
 from deepinfer.engine.core_config import Observer as Observer
-from deepinfer.engine.emission import Ending, ending, terminal_record, token_record
+from deepinfer.engine.emission import Ending, ending, terminal_record, token_records
 from deepinfer.engine.flight import InFlight, Landed
 from deepinfer.engine.launcher import Launcher
 from deepinfer.engine.logprobs import ScoreSheet
@@ -240,7 +240,7 @@ class EngineCore:
             for number in range(end.num_tokens):
                 row = result.logits[answer.first_row + number].cpu().numpy().copy()
                 self.observe(sequence, first + number, row)
-        records = [token_record(answer, end, number, result.sampled) for number in range(end.num_tokens)]
+        records = token_records(answer, end, result.sampled)
         if end.reason is not None:
             self._forget(answer.share.sequence, end.reason)
         return records

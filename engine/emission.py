@@ -47,27 +47,35 @@ def ending(answer: Answer, eos_token_id: int, max_model_len: int) -> Ending:
     return Ending(count, sequence.prompt_length + num_known + count - 1, reason)
 
 
-def token_record(answer: Answer, end: Ending, number: int, sampled: Sampled) -> TokenRecord:
-    """Record of token ``number`` of an answer."""
-    sequence, row = answer.share.sequence, answer.first_row + number
-    place = sequence.num_emitted - len(answer.token_ids) + number
-    sheet = sequence.sheet if place == 0 else None
-    reason = end.reason if number + 1 == end.num_tokens else None
-    top_ids, top_logprobs = sampled.top_ids[row], sampled.top_logprobs[row]
-    return TokenRecord(
-        request_id=sequence.request.request_id,
-        sample_index=sequence.sample_index,
-        token_id=answer.token_ids[number],
-        position=sequence.prompt_length + place,
-        raw_logprob=sampled.raw_values[row],
-        processed_logprob=sampled.processed_values[row],
-        top_ids=() if top_ids is None else tuple(top_ids.tolist()),
-        top_logprobs=() if top_logprobs is None else tuple(top_logprobs.tolist()),
-        prompt=None if sheet is None else sheet.result(),
-        finish_reason=reason or "",
-        num_hit_tokens=sequence.num_hit_tokens if reason else 0,
-        num_preemptions=sequence.num_preemptions if reason else 0,
-    )
+def token_records(answer: Answer, end: Ending, sampled: Sampled) -> list[TokenRecord]:
+    """Records of the tokens of an answer that are given out."""
+    sequence, last = answer.share.sequence, end.num_tokens - 1
+    first = sequence.num_emitted - len(answer.token_ids)
+    request_id, sample_index = sequence.request.request_id, sequence.sample_index
+    raw, processed = sampled.raw_values, sampled.processed_values
+    records = []
+    for number in range(end.num_tokens):
+        row, place = answer.first_row + number, first + number
+        sheet = sequence.sheet if place == 0 else None
+        reason = end.reason if number == last else None
+        top_ids, top_logprobs = sampled.top_ids[row], sampled.top_logprobs[row]
+        records.append(
+            TokenRecord(
+                request_id=request_id,
+                sample_index=sample_index,
+                token_id=answer.token_ids[number],
+                position=sequence.prompt_length + place,
+                raw_logprob=raw[row],
+                processed_logprob=processed[row],
+                top_ids=() if top_ids is None else tuple(top_ids.tolist()),
+                top_logprobs=() if top_logprobs is None else tuple(top_logprobs.tolist()),
+                prompt=None if sheet is None else sheet.result(),
+                finish_reason=reason or "",
+                num_hit_tokens=sequence.num_hit_tokens if reason else 0,
+                num_preemptions=sequence.num_preemptions if reason else 0,
+            )
+        )
+    return records
 
 
 def terminal_record(sequence: Sequence, reason: FinishReason) -> TokenRecord:

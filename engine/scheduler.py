@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.sequence import Sequence
@@ -63,6 +63,10 @@ class Share:
     def is_decoding(self) -> bool:
         """Whether its only known row is the one that gives the next token."""
         return self.is_complete and self.num_rows == 1
+
+    def with_drafts(self, num_drafts: int) -> Share:
+        """The same with so many drafts."""
+        return Share(self.sequence, self.num_rows, num_drafts, self.is_complete)
 
 
 @dataclass
@@ -149,7 +153,7 @@ class Scheduler:
             for share, count in zip(able, granted, strict=True)
         }
         self.stats.num_rows += sum(drafts.values())
-        return [replace(share, num_drafts=drafts.get(id(share), 0)) for share in planned]
+        return [share.with_drafts(drafts.get(id(share), 0)) for share in planned]
 
     def add_unseen_drafts(self, planned: Items[Share], num_drafts: int) -> list[Share]:
         """The same before the step in flight has landed: so many drafts each, whatever they are."""
@@ -157,7 +161,7 @@ class Scheduler:
         for share in planned:
             sequence = share.sequence
             most = num_drafts if sequence.num_in_flight else min(num_drafts, sequence.num_useful_drafts)
-            shares.append(replace(share, num_drafts=self._fitting(sequence, most)) if most else share)
+            shares.append(share.with_drafts(self._fitting(sequence, most)) if most else share)
         self.stats.num_steps += 1
         self.stats.num_unseen += 1
         self.stats.num_rows += sum(share.num_rows + share.num_drafts for share in shares)

@@ -35,6 +35,11 @@ class ChainOps(Protocol):
     ) -> torch.Tensor:
         """[T, D] -> [T, C]: linear, norm, rotation."""
 
+    def window_latent(
+        self, x: torch.Tensor, weight: PackedWeight, gain: torch.Tensor, eps: float, rotary: Rotary
+    ) -> torch.Tensor:
+        """``rotated_latent`` as its cache record gives it back."""
+
     def attention_output(
         self, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedWeight, wo_b: PackedWeight
     ) -> torch.Tensor:

@@ -45,6 +45,13 @@ def rotated_latent(
     return ops.rotate_(latent[:, None], rotary.cos, rotary.sin, rotary.positions)[:, 0]
 
 
+def window_latent(
+    ops: Ops, x: torch.Tensor, weight: PackedWeight, gain: torch.Tensor, eps: float, rotary: Rotary
+) -> torch.Tensor:
+    """[T, D] -> [T, C]: a rotated latent as its cache record gives it back (section 3.2)."""
+    return ops.mxfp8_(ops.rotated_latent(x, weight, gain, eps, rotary))
+
+
 def attention_output(
     ops: Ops, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedWeight, wo_b: PackedWeight
 ) -> torch.Tensor:
@@ -68,6 +75,7 @@ class Chains:
     site_input = site_input
     low_rank_query = low_rank_query
     rotated_latent = rotated_latent
+    window_latent = window_latent
     attention_output = attention_output
     routed_moe = routed_moe
     markov_decode = markov_decode

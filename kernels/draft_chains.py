@@ -105,7 +105,7 @@ def _window_layer(
     """One of ``window_layers``; ``context`` float32 [P, C] is what it sees."""
     site = ops.site_input(streams, pre, weights.attn_site)
     _, q = ops.low_rank_query(site.x, weights.query, weights.num_heads, rotary)
-    latents = ops.mxfp8_(ops.rotated_latent(site.x, weights.latent, weights.latent_gain, weights.eps, rotary))
+    latents = ops.window_latent(site.x, weights.latent, weights.latent_gain, weights.eps, rotary)
     mixed = ops.sparse_attention(q, context, places, latents, own, weights.sink)
     added = ops.attention_output(mixed, rotary, weights.wo_a, weights.wo_b)
     streams = ops.hc_expand(streams, added, site.post, site.comb)
@@ -126,8 +126,7 @@ def draft_contexts(
     """Context latents [T, C] for every layer from ``features`` [T, F] of computed rows (section 7.1)."""
     context = ops.rms_norm(ops.linear(features, projection), gain, eps)
     return tuple(
-        ops.mxfp8_(ops.rotated_latent(context, layer.latent, layer.latent_gain, layer.eps, rotary))
-        for layer in layers
+        ops.window_latent(context, layer.latent, layer.latent_gain, layer.eps, rotary) for layer in layers
     )
 
 

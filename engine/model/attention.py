@@ -58,7 +58,7 @@ class AttentionWeights:
 
     def window_latent(self, ops: Ops, x: torch.Tensor, rotary: Rotary, probe: Probe) -> torch.Tensor:
         """[T, D] -> [T, C], key and value of each token as its cache record gives it back."""
-        latent = ops.mxfp8_(ops.rotated_latent(x, self.wkv, self.kv_norm, self.eps, rotary))
+        latent = ops.window_latent(x, self.wkv, self.kv_norm, self.eps, rotary)
         probe("window_kv", self.layer, latent)
         return latent
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
-
 import numpy as np
 
 from deepinfer.engine.api import Float32Array
+from deepinfer.engine.step_plan import Int64
 
 _GUESS, _WEIGHT = 0.5, 8.0
 """Chance of a first draft that nobody has met, and how many drafts that guess counts for."""
@@ -21,11 +20,12 @@ class AcceptanceProfile:
         """``num_drafts``: B."""
         self._reached, self._accepted = np.zeros((2, num_drafts))
 
-    def learn(self, verified: Items[tuple[int, int]]) -> None:
-        """Drafts of sequences that were verified, and how many of them were accepted."""
-        for num_drafts, num_accepted in verified:
-            self._reached[: min(num_accepted + 1, num_drafts)] += 1
-            self._accepted[:num_accepted] += 1
+    def learn(self, verified: Int64) -> None:
+        """int64 [n, 2], drafts of sequences that were verified, and how many of them were accepted."""
+        num_drafts, num_accepted = verified.T
+        place = np.arange(len(self._reached))
+        self._reached += (place < np.minimum(num_accepted + 1, num_drafts)[:, None]).sum(0)
+        self._accepted += (place < num_accepted[:, None]).sum(0)
         if self._reached[0] > _MEMORY:
             self._reached /= 2
             self._accepted /= 2

@@ -19,6 +19,7 @@ from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.acceptance_profile import AcceptanceProfile
 from deepinfer.engine.speculation.buckets import MAX_ROWS, draft_totals, sequence_bucket
 from deepinfer.engine.speculation.costs import BatchCosts
+from deepinfer.engine.speculation.drafts import confidences_of
 from deepinfer.engine.speculation.pauses import Pauses
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.engine.speculation.unseen import Unseen
@@ -45,10 +46,7 @@ class ConfidenceDrafts:
         caps = np.array([min(self._most, s.num_useful_drafts) for s in sequences], np.int64)
         if room <= 0 or not caps.any():
             return [0] * len(sequences)
-        confidences = np.zeros((len(sequences), self._most), np.float32)
-        for row, sequence in enumerate(sequences):
-            given = sequence.drafts.confidences[: self._most]
-            confidences[row, : len(given)] = given
+        confidences = confidences_of([s.drafts for s in sequences], self._most)
         totals = draft_totals(len(sequences), min(room, int(caps.sum())), self._most)
         total = self._best(len(sequences), totals, _expected(confidences, caps)[totals])
         asked = {0: torch.from_numpy(confidences), 1: torch.from_numpy(caps)}
@@ -67,12 +65,11 @@ class ConfidenceDrafts:
             return Unseen(0)  # drafts that are left over would make a shape of its own
         if count == 1:
             return Unseen(num_drafted)
-        confidences = np.tile(self._profile.chances(), (count, 1))
-        for row, sequence in enumerate(sequences):
-            if sequence.drafts.size:
-                confidences[row] = sequence.drafts.confidences[: self._most]
+        chances = self._profile.chances()
+        drafted = np.array([s.drafts.size > 0 for s in sequences])[:, None]
+        confidences = np.where(drafted, confidences_of([s.drafts for s in sequences], self._most), chances)
         # drafts are less often right than they are sure: what was accepted so far corrects the mean
-        scale = self._profile.chances() / np.maximum(confidences.mean(0), 1e-3)
+        scale = chances / np.maximum(confidences.mean(0), 1e-3)
         total = self._stable(count, confidences * np.minimum(scale, 1.0))
         return Unseen(self._most, total) if total else Unseen(0)
 

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.drafter import Drafter
+from deepinfer.engine.speculation.drafts import confidences_of
 from deepinfer.engine.speculation.policy import DraftPolicy
 from deepinfer.engine.speculation.stats import DraftStats
-from deepinfer.engine.speculation.timing import Drafting, StepTiming
+from deepinfer.engine.speculation.timing import Drafting, StepTiming, nothing_verified
+from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.step_run import StepResult
 
 
@@ -51,21 +55,19 @@ class SpeculationControl:
             timing = StepTiming(
                 num_sequences=len(shares),
                 num_drafts=num_drafts,
-                num_tokens=len(shares) + sum(accepted for _, accepted in verified),
+                num_tokens=len(shares) + int(verified[:, 1].sum()),
                 drafting=mode,
                 seconds=now_s - before_s,
                 verified=verified,
             )
             self.policy.learn(timing)
 
-    def _counted(self, num_drafts: int, result: StepResult) -> list[tuple[int, int]]:
-        """Drafts of each decoding sequence, and those accepted; a step without any must be quick."""
-        if num_drafts == 0:
-            self.stats.count_plain(sum(answer.share.is_decoding for answer in result.answers))
-            return []
-        verified = []
-        for answer in result.answers:
-            if answer.share.is_decoding:
-                verified.append((answer.share.num_drafts, answer.num_accepted))
-                self.stats.count(*verified[-1], answer.verified.confidences)
+    def _counted(self, num_drafts: int, result: StepResult) -> Int64:
+        """Drafts of each decoding sequence and those accepted, int64 [n, 2]; must be quick without any."""
+        answers = [answer for answer in result.answers if answer.share.is_decoding]
+        if num_drafts == 0 or not answers:
+            self.stats.count_plain(len(answers))
+            return nothing_verified()
+        verified = np.array([(answer.share.num_drafts, answer.num_accepted) for answer in answers])
+        self.stats.count(verified, confidences_of([a.verified for a in answers], self.stats.block_size))
         return verified

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,3 +31,13 @@ class Drafts:
 
 NO_DRAFTS = Drafts(np.empty(0, np.int64), np.empty(0, np.float32))
 """Nothing was drafted."""
+
+
+def confidences_of(blocks: Items[Drafts], width: int) -> Float32Array:
+    """float32 [n, width] of several blocks, cut there; 0 behind the end of one."""
+    found = np.zeros((len(blocks), width), np.float32)
+    sizes = np.array([block.size for block in blocks])
+    for size in set(sizes.tolist()):
+        mine = np.array([block.confidences for block in blocks if block.size == size])
+        found[sizes == size, : min(size, width)] = mine[:, :width]
+    return found

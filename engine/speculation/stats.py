@@ -44,20 +44,27 @@ class DraftStats:
         self.bin_count, self.bin_accepted = np.zeros((2, NUM_BINS), np.int64)
         self.bin_confidence = np.zeros(NUM_BINS)
 
-    def count(self, num_drafts: int, num_accepted: int, confidences: Float32Array) -> None:
-        """A sequence had ``num_drafts`` drafted rows, of which the first ``num_accepted`` were accepted."""
-        self.num_answers += 1
-        self.num_tokens += num_accepted + 1
-        self.num_verified[:num_drafts] += 1
-        self.num_accepted[:num_accepted] += 1
-        reached = min(num_accepted + 1, num_drafts)
-        self.num_reached[:reached] += 1
-        for place in range(reached):
-            confidence = float(confidences[place])
-            number = min(int(confidence * NUM_BINS), NUM_BINS - 1)
-            self.bin_count[number] += 1
-            self.bin_accepted[number] += place < num_accepted
-            self.bin_confidence[number] += confidence
+    def count(self, verified: Int64, confidences: Float32Array) -> None:
+        """Decode steps of sequences with drafts.
+
+        Args:
+            verified: int64 [n, 2], drafted rows of each, and how many were accepted.
+            confidences: float32 [n, B] of these drafts.
+        """
+        num_drafts, num_accepted = verified.T
+        place = np.arange(self.block_size)
+        is_reached = place < np.minimum(num_accepted + 1, num_drafts)[:, None]
+        is_accepted = place < num_accepted[:, None]
+        self.num_answers += len(verified)
+        self.num_tokens += len(verified) + int(num_accepted.sum())
+        self.num_verified += (place < num_drafts[:, None]).sum(0)
+        self.num_accepted += is_accepted.sum(0)
+        self.num_reached += is_reached.sum(0)
+        sure = confidences[is_reached].astype(np.float64)
+        bins = np.minimum((sure * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+        self.bin_count += np.bincount(bins, minlength=NUM_BINS)
+        self.bin_accepted += np.bincount(bins[is_accepted[is_reached]], minlength=NUM_BINS)
+        self.bin_confidence += np.bincount(bins, sure, NUM_BINS)
 
     def count_plain(self, num_answers: int) -> None:
         """So many sequences decoded without a draft."""

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+import numpy as np
+
+from deepinfer.engine.step_plan import Int64
+
+
+def nothing_verified() -> Int64:
+    """Of a step without drafts."""
+    return np.empty((0, 2), np.int64)
 
 
 class Drafting(Enum):
@@ -15,7 +23,7 @@ class Drafting(Enum):
     PAUSED = "paused"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StepTiming:
     """A step without rows of prompts.
 
@@ -25,7 +33,8 @@ class StepTiming:
         num_tokens: tokens that the step gave.
         drafting: what it did for the drafts of the next one.
         seconds: from the end of the step before to its own.
-        verified: drafts of each sequence that were verified, and how many of them were accepted.
+        verified: int64 [n, 2], drafts of each sequence that were verified, and how many were accepted; [0, 2]
+            for a step without any.
     """
 
     num_sequences: int
@@ -33,4 +42,4 @@ class StepTiming:
     num_tokens: int
     drafting: Drafting
     seconds: float
-    verified: Items[tuple[int, int]] = ()
+    verified: Int64 = field(default_factory=nothing_verified)

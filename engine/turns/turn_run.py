@@ -101,7 +101,7 @@ class TurnRun:
                 continue
             row = first if self.shape.width > 1 else number
             if count - 1 != share.num_drafts:
-                share = replace(share, num_drafts=count - 1)
+                share = share.with_drafts(count - 1)
             ahead = Drafts(outcome.drafts[number], outcome.confidences[number]) if has_drafts else NO_DRAFTS
             tokens = ids[row : row + accepted[number] + 1]
             answers.append(answer_of(share, tokens, row, self.eos_token_id, ahead))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from deepinfer.kernels import row_copies
+from deepinfer.kernels.chains import window_latent
 from deepinfer.kernels.cpu import (
     attention,
     budget,
@@ -274,6 +275,8 @@ class CpuOps(draft_chains.DraftChains, Turns):
     ) -> torch.Tensor:
         """See ``Ops``."""
         return chains.rotated_latent(x, weight, gain, eps, rotary, self.bf16, self.workers)
+
+    window_latent = window_latent
 
     def attention_output(
         self, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedLinear, wo_b: PackedLinear

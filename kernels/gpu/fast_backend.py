@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import torch
 
-from deepinfer.kernels.gpu import fast_experts, fast_linear, hyper, pool_attention, row_sums, sampling
+from deepinfer.kernels.gpu import (
+    fast_experts,
+    fast_linear,
+    hyper,
+    latents,
+    pool_attention,
+    row_sums,
+    sampling,
+)
 from deepinfer.kernels.gpu.backend import GpuOps
 from deepinfer.kernels.gpu.fast_experts import AnyExperts
 from deepinfer.kernels.gpu.fast_linear import FastLinear
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.interface import LoadExpert
+from deepinfer.kernels.operands import Rotary
 
 _PARTIALS, _TILES = 1 << 22, 1 << 14
 
@@ -47,6 +56,34 @@ class FastGpuOps(GpuOps):
     def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         """See ``Ops``."""
         return row_sums.rms_norm(x, gain, eps, True)
+
+    def rotated_latent(
+        self, x: torch.Tensor, weight: FastLinear, gain: torch.Tensor, eps: float, rotary: Rotary
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._latent(x, weight, gain, eps, rotary, False)
+
+    def window_latent(
+        self, x: torch.Tensor, weight: FastLinear, gain: torch.Tensor, eps: float, rotary: Rotary
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return self._latent(x, weight, gain, eps, rotary, self.round_caches)
+
+    def _latent(
+        self,
+        x: torch.Tensor,
+        weight: FastLinear,
+        gain: torch.Tensor,
+        eps: float,
+        rotary: Rotary,
+        mxfp8: bool,
+    ) -> torch.Tensor:
+        product = self.linear(x, weight)
+        if latents.fits(product.shape[1]):
+            return latents.latent(product, gain, eps, rotary, mxfp8)
+        found = self.rms_norm(product, gain, eps)
+        self.rotate_(found[:, None], rotary.cos, rotary.sin, rotary.positions)
+        return self.mxfp8_(found) if mxfp8 else found
 
     def hc_mix(  # type: ignore[override]
         self,

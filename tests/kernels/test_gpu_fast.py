@@ -63,3 +63,9 @@ def test_tiles_of_experts_are_planned_in_one_launch_as_by_sorting() -> None:
     found = run("interpreted_plan.py")
     assert found["wrong"] == []
     assert found["control"], "another choice would not be seen"
+
+
+def test_latents_in_one_launch_are_those_of_three() -> None:
+    found = run("interpreted_latents.py")
+    assert found["wrong"] == []
+    assert found["control"], "another position would not be seen"

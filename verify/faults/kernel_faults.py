@@ -82,7 +82,7 @@ KERNEL_FAULTS = (
             ),
         ),
         check="profiles",
-        ops=("low_rank_query", "rotated_latent", "attention_output"),
+        ops=("low_rank_query", "rotated_latent", "window_latent", "attention_output"),
         tensor="out",
     ),
     Fault(

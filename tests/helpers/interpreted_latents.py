@@ -1,0 +1,48 @@
+"""Latents in one launch against the three they stand for, in the interpreter; prints JSON."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from exact_interpreter import make_exact
+
+make_exact()
+
+from deepinfer.kernels import chains  # noqa: E402
+from deepinfer.kernels.dispatch import select_ops  # noqa: E402
+from deepinfer.kernels.gpu import latents  # noqa: E402
+from deepinfer.kernels.operands import Rotary  # noqa: E402
+
+
+def main() -> None:
+    """Widths with and without padding of the tile, few and all channels rotated, one row and more."""
+    ops, draw = select_ops("triton", bf16=True), torch.Generator().manual_seed(5)
+    wrong, control = [], False
+    for num_rows, width, num_pairs in ((1, 32, 4), (3, 64, 32), (5, 96, 16), (2, 128, 8), (4, 512, 32)):
+        x = torch.randn(num_rows, 48, generator=draw)
+        weight = ops.pack_linear(torch.randn(width, 48, generator=draw) * 0.2)
+        gain = torch.randn(width, generator=draw)
+        angles = torch.randn(2, 40, num_pairs, generator=draw)
+        rotary = Rotary(angles[0].cos(), angles[0].sin(), torch.arange(num_rows) * 7 + 3)
+        other = Rotary(rotary.cos, rotary.sin, rotary.positions + 1)
+        for name in ("rotated_latent", "window_latent"):
+            found = getattr(ops, name)(x, weight, gain, 1e-6, rotary)
+            parts = chains.rotated_latent(_Sequence(ops), x, weight, gain, 1e-6, rotary)
+            wanted = ops.mxfp8_(parts) if name == "window_latent" else parts
+            if not torch.equal(found.view(torch.int32), wanted.view(torch.int32)):
+                wrong.append([name, num_rows, width, num_pairs])
+            control |= not torch.equal(getattr(ops, name)(x, weight, gain, 1e-6, other), wanted)
+    refused = not latents.fits(48) and not latents.fits(8192) and latents.fits(4096)
+    print(json.dumps({"wrong": wrong, "control": control and refused}))
+
+
+class _Sequence:
+    """The ops of a kernel set, and none of its chains."""
+
+    def __init__(self, ops: object) -> None:
+        self.linear, self.rms_norm, self.rotate_ = ops.linear, ops.rms_norm, ops.rotate_  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()
