@@ -18,7 +18,7 @@ from deepinfer.engine.api import Float32Array
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.acceptance_profile import AcceptanceProfile
 from deepinfer.engine.speculation.buckets import MAX_ROWS, draft_totals, sequence_bucket
-from deepinfer.engine.speculation.costs import BatchCosts
+from deepinfer.engine.speculation.costs import BatchCosts, StepCosts
 from deepinfer.engine.speculation.drafts import confidences_of
 from deepinfer.engine.speculation.pauses import Pauses
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
@@ -125,7 +125,10 @@ class ConfidenceDrafts:
         self._profile.learn(timing.verified)
         chosen = self._chosen.get(sequence_bucket(timing.num_sequences), timing.num_drafts)
         is_trying = not costs.drafting.is_known(chosen)
-        self._pauses.learn(timing, costs.plain_s, is_trying, is_sure=costs.plain.at(0) > 0)
+        if self._pauses.learn(timing, costs.plain_s, is_trying, is_sure=costs.plain.at(0) > 0):
+            # what steps took before the pause may have been the machine's mood
+            costs.drafting = StepCosts()
+            self._chosen.pop(sequence_bucket(timing.num_sequences), None)
 
     def _costs_of(self, num_sequences: int) -> BatchCosts:
         return self._costs.setdefault(sequence_bucket(num_sequences), BatchCosts())

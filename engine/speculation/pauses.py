@@ -28,7 +28,7 @@ _SPREAD = 0.5
 """Standard deviation of the tokens of one sequence in a step, at least."""
 _ENOUGH = 0.99
 """Share of the speed of plain decoding below which drafting loses."""
-_WORTH = 1.03
+_WORTH = 1.02
 """What drafting has to win with several sequences once it is settled: they end at different times, and those
 that are left take nearly as long a step as all of them."""
 _CLEAR, _FEWEST_CLEAR = 1.1, 8
@@ -120,21 +120,21 @@ class Pauses:
             return Drafting.ON
         return Drafting.WATCHING if case.left <= case.watched else Drafting.PAUSED
 
-    def learn(self, timing: StepTiming, plain_s: float, is_trying: bool, is_sure: bool = True) -> None:
-        """A step has ended.
+    def learn(self, timing: StepTiming, plain_s: float, is_trying: bool, is_sure: bool = True) -> bool:
+        """A step has ended; says whether a pause has, so that drafts are tried anew.
 
         ``plain_s`` are the seconds of a plain one, 0 if none was met, and guessed if not ``is_sure``;
         ``is_trying`` says that a number of drafts is being tried that may yet pay.
         """
         case = self._case(timing.num_sequences)
         if timing.drafting is not Drafting.ON:
-            self._plain_step(case, timing, plain_s)
-        elif timing.num_drafts:  # the first step behind a pause has nothing to verify
+            return self._plain_step(case, timing, plain_s)
+        if timing.num_drafts:  # the first step behind a pause has nothing to verify
             case.tokens.append(timing.num_tokens / timing.num_sequences)
             case.seconds.append(timing.seconds)
             case.until_trial -= 1
             if case.left or is_trying:
-                return
+                return False
             is_unclear = not is_sure and case.is_unclear(plain_s)
             if plain_s and (is_unclear or case.loses(plain_s, timing.num_sequences)):
                 case.pause()
@@ -144,13 +144,15 @@ class Pauses:
                 case.resume_after(_RETRIAL)
             elif len(case.tokens) >= _SETTLED:
                 case.next_pause = _FIRST_PAUSE
+        return False
 
-    def _plain_step(self, case: _Case, timing: StepTiming, plain_s: float) -> None:
+    def _plain_step(self, case: _Case, timing: StepTiming, plain_s: float) -> bool:
         case.left = max(0, case.left - 1)
-        if case.left == 0:
+        if case.left == 0 and case.is_paused:
             case.is_paused = False
+            return True
         if not case.is_paused or timing.drafting is not Drafting.PAUSED:
-            return
+            return False
         case.num_paused += 1
         if case.num_paused == TRIAL and case.tokens:
             if case.loses(plain_s, timing.num_sequences):
@@ -159,6 +161,7 @@ class Pauses:
                 case.seconds.clear()
             else:
                 case.resume_after(TRIAL)
+        return False
 
     def _case(self, num_sequences: int) -> _Case:
         key = sequence_bucket(num_sequences)

@@ -115,6 +115,17 @@ def test_a_slow_start_is_forgotten(slow: int) -> None:
     assert machine.run(policy, 200).steps[Drafting.PAUSED] > 190
 
 
+def test_what_was_timed_before_a_pause_is_forgotten() -> None:
+    """The machine was busy when drafts were first tried; each number of them is tried again afterwards."""
+    policy = confidence()
+    machine = Machine(replace(DEVICE[64], stages=(3.0, 0.1)), 64, WEAK)
+    machine.run(policy, 60)
+    assert policy.mode(64) is Drafting.PAUSED
+    machine.clock = DEVICE[64]
+    asked = machine.run(policy, 600).asked
+    assert asked == {0, 64, 128}, "tried in the trial after the pause"
+
+
 def test_dear_contexts_do_not_hide_a_loss() -> None:
     """A step that keeps contexts takes far longer than a plain one, which is all that is timed at first."""
     policy, machine = confidence(), Machine(replace(DEAR, contexts=0.8), 16, WEAK)

@@ -62,12 +62,13 @@ class Clock:
 
 @dataclass
 class Played:
-    """Expected tokens and seconds of a run; ``shapes`` are those that would have been recorded."""
+    """Expected tokens and seconds of a run; drafts asked for; shapes that would have been recorded."""
 
     tokens: float = 0.0
     seconds: float = 0.0
     steps: dict[Drafting, int] = field(default_factory=dict)
     recorded: int = 0
+    asked: set[int] = field(default_factory=set)
     shapes: set[TurnShape] = field(default_factory=set)
 
     @property
@@ -119,6 +120,7 @@ class Machine:
             asked = 0
             if unseen is not None:
                 asked = count * unseen.most if unseen.total is None else unseen.total
+            played.asked.add(asked)
             block = policy.block(count) if mode is Drafting.ON else 0
             verified, expected = self._verified(ahead, asked)
             self._num_steps += 1
