@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from gpu_engine_bits import check_logits, check_recorded, check_scores, check_trace, make  # noqa: E402
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
+from gpu_held import held_speed  # noqa: E402
 from gpu_scoring import scoring_host, scoring_ratio  # noqa: E402
 from gpu_speculation import BATCHES, speculation_speed  # noqa: E402
 from gpu_turn_kernels import turn_kernels  # noqa: E402
@@ -125,6 +126,9 @@ STAGES: dict[str, Stage] = {
         options.short,
         options.batches,
         log=options.out / "turns.json" if options.log else None,
+    ),
+    "speculation-held": lambda options, seconds: held_speed(
+        _fast(options), min(seconds, 90.0), options.batches
     ),
     "turn-kernels": lambda options, seconds: turn_kernels(_fast(options)),
     "waits": lambda options, seconds: no_hidden_wait(_strict(options)),
