@@ -1,8 +1,8 @@
 """Decoding at a constant number of sequences: when some end, as many new ones begin.
 
 A batch of equal requests that drains says little of a batch size: with drafts its sequences end one by one,
-and the last ones decode alone. Here only turns behind turns count in which nearly all decode, whoever they are,
-so the slow ones weigh as they do in service. Prompts are read between them, off the clock.
+and the last ones decode alone. Here only turns behind turns count in which nearly all decode, whoever they
+are, so the slow ones weigh as they do in service. Prompts are read between them, off the clock.
 """
 
 from __future__ import annotations
@@ -109,11 +109,13 @@ def held_speed(
                 break
         speeds = {policy: median(subject.speeds) for policy, subject in subjects.items()}
         for policy, subject in subjects.items():
-            ratio, count = speeds[policy] / speeds["off"], subject.core.launcher.num_recorded
-            page.append(
-                f"| {batch} | {policy} | {speeds[policy]:.0f} | {ratio:.3f} | "
-                f"{subject.tokens / subject.shares:.2f} | {median(subject.times):.2f} | {count} | {count - graphs[policy]} |"
-            )
+            count = subject.core.launcher.num_recorded
+            cells = [
+                *(str(batch), policy, f"{speeds[policy]:.0f}", f"{speeds[policy] / speeds['off']:.3f}"),
+                *(f"{subject.tokens / subject.shares:.2f}", f"{median(subject.times):.2f}"),
+                *(str(count), str(count - graphs[policy])),
+            ]
+            page.append(f"| {' | '.join(cells)} |")
         seen.append(f"{batch}: " + ", ".join(f"{p} {v / speeds['off']:.3f}" for p, v in speeds.items()))
         figures[batch] = {policy: subject.speeds for policy, subject in subjects.items()}
     return {"verdict": "measured", "seen": "; ".join(seen), "page": page, "figures": figures}
