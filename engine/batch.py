@@ -13,6 +13,7 @@ from deepinfer.engine.step_plan import Chunk, PlannedRows, StepPlan, plan_step
 from deepinfer.engine.step_records import (
     GroupPlan,
     StepLayout,
+    block_tables,
     boundaries,
     plan_groups,
     plan_records,
@@ -42,6 +43,8 @@ class Rows(Movable):
     """Rows of one half of the model, see ``PlannedRows`` and ``RowRecords``; ``plan`` stays in numpy."""
 
     plan: PlannedRows
+    owner: torch.Tensor
+    """int64 [T]: the line of ``Step.tables`` that belongs to each row."""
     positions: torch.Tensor
     window: torch.Tensor
     history_records: torch.Tensor
@@ -68,7 +71,10 @@ class Groups(Movable):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Movable):
-    """``StepPlan`` as tensors; ``groups`` by compress ratio, ``bucket`` if padding rows follow."""
+    """``StepPlan`` as tensors; ``groups`` by compress ratio, ``bucket`` if padding rows follow.
+
+    ``tables`` int32 or int64 [R, B] are the cache blocks of each sequence, as far as it has entries.
+    """
 
     plan: StepPlan
     token_ids: torch.Tensor
@@ -77,6 +83,7 @@ class Step(Movable):
     kept: torch.Tensor
     own_decoder: Rows | None
     groups: dict[int, Groups]
+    tables: torch.Tensor
     bucket: Bucket | None = None
 
     @property
@@ -109,6 +116,7 @@ def host_step(chunks: Sequence[Chunk], rule: PrefillRule, layout: StepLayout) ->
         kept=torch.from_numpy(plan.kept),
         own_decoder=None if is_shared else _rows(plan.decoder, slots, layout, groups),
         groups={ratio: _groups(group) for ratio, group in groups.items()},
+        tables=torch.from_numpy(block_tables(plan.chunks)),
     )
 
 
@@ -116,6 +124,7 @@ def _rows(rows: PlannedRows, slots: np.ndarray, layout: StepLayout, groups: dict
     found = plan_records(rows, slots, layout, groups)
     return Rows(
         plan=rows,
+        owner=torch.from_numpy(rows.chunk),
         positions=torch.from_numpy(rows.positions),
         window=torch.from_numpy(rows.window),
         history_records=torch.from_numpy(found.history),

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from deepinfer.engine.batch import Bucket, Groups, Rows, Step
+from deepinfer.engine.step_plan import BLOCK_TOKENS
 
 _FEWEST_ENTRIES = 256
 SMALL_ROWS = 64
@@ -83,6 +84,7 @@ def padded(step: Step, bucket: Bucket) -> Step:
         kept=torch.arange(size),
         own_decoder=None if step.own_decoder is None else _rows_of(step.own_decoder, size, bucket.history),
         groups={ratio: _groups_of(g, step, ratio, size, *rooms[ratio]) for ratio, g in step.groups.items()},
+        tables=_tables_of(step.tables, size, rooms),
         bucket=bucket,
     )
 
@@ -96,6 +98,7 @@ def _rows_of(rows: Rows, size: int, room: int) -> Rows:
     num_history = rows.history_records.shape[0]
     return replace(
         rows,
+        owner=_filled(rows.owner, size, 0),
         positions=_filled(rows.positions, size, 0),
         window=_filled(_shifted(rows.window, num_history, room), size, -1),
         history_records=_filled(rows.history_records, room, -1),
@@ -130,6 +133,15 @@ def _groups_of(groups: Groups, step: Step, ratio: int, size: int, room: int, lon
         waiting=_filled(groups.waiting, min(size, SMALL_ROWS), -1),
         halves=_filled(groups.halves, min(size, SMALL_ROWS), 0),
     )
+
+
+def _tables_of(tables: torch.Tensor, size: int, rooms: dict[int, tuple[int, int]]) -> torch.Tensor:
+    """Block tables of as many sequences as a bucket may hold, as wide as the longest run of entries."""
+    widest = max((longest * ratio // BLOCK_TOKENS for ratio, (_, longest) in rooms.items()), default=0)
+    wide = tables.new_zeros(min(size, SMALL_ROWS), widest)
+    kept = tables[:, :widest]  # what lies behind holds no complete entry
+    wide[: kept.shape[0], : kept.shape[1]] = kept
+    return wide
 
 
 def _filled(values: torch.Tensor, size: int, value: int) -> torch.Tensor:

@@ -9,12 +9,14 @@ ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from deepinfer.engine.prefill import visible_entries
-from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64, PlannedRows, StepPlan
+from deepinfer.engine.step_plan import BLOCK_TOKENS, Chunk, Int64, PlannedRows, StepPlan, blocks_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,15 @@ def _written(rows: PlannedRows, slots: Int64, ring: int) -> Int64:
     """A ring stores what it remembers after the step, and only positions that prompts keep."""
     stored = rows.kept & (rows.positions > rows.last - ring)
     return np.where(stored, slots * ring + rows.positions % ring, -1)
+
+
+def block_tables(chunks: Sequence[Chunk]) -> npt.NDArray[np.int32]:
+    """Blocks of every sequence up to the end of its chunk, int32 [chunks, most]; 0 behind the last."""
+    counts = [blocks_for(chunk.end) for chunk in chunks]
+    tables = np.zeros((len(chunks), max(counts)), np.int32)
+    for line, chunk, count in zip(tables, chunks, counts, strict=True):
+        line[:count] = chunk.blocks[:count]
+    return tables
 
 
 def boundaries(rows: PlannedRows) -> Int64:

@@ -34,6 +34,7 @@ class TracedOps:
     """A kernel set whose calls are recorded; works for any op, also for ones that do not exist yet."""
 
     can_be_recorded = False  # every call is looked at
+    reads_records = False  # what a row sees is decoded rows
 
     def __init__(self, ops: Ops, tracer: Tracer, *, open_chains: bool) -> None:
         """Calls go to ``ops``; ``open_chains`` runs a chain op by op, to see inside it."""

@@ -32,6 +32,7 @@ class UnpackedOps:
     """A kernel set whose records live as float32 beside their packed bytes."""
 
     can_be_recorded = False  # rows without a record are found on the host
+    reads_records = False  # they are what is not believed here
 
     def __init__(self, ops: Ops) -> None:
         """Every other op is that of ``ops``."""

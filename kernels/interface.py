@@ -18,13 +18,14 @@ import torch
 
 from deepinfer.kernels.chain_interface import ChainOps
 from deepinfer.kernels.operands import BoundRecords, PackedWeight
+from deepinfer.kernels.record_interface import RecordOps
 from deepinfer.kernels.turn_interface import TurnOps
 
 LoadExpert = Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Expert number -> gate [I, D], up [I, D], down [D, I], float32."""
 
 
-class Ops(ChainOps, TurnOps, Protocol):
+class Ops(ChainOps, RecordOps, TurnOps, Protocol):
     """A kernel set bound to an arithmetic profile."""
 
     @property

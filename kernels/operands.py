@@ -1,6 +1,7 @@
 """What chains of ops take and give back, grouped: rotary tables, weights of a site, of a query, of a MoE.
 
-Legend: T rows, S residual streams, D model width, Q query latent, H heads, C latent width, E experts.
+Legend: T rows, S residual streams, D model width, Q query latent, H heads, C latent width, E experts, G
+groups of records (cache blocks) of a sequence.
 """
 
 from __future__ import annotations
@@ -15,6 +16,22 @@ PackedWeight = Any
 
 BoundRecords = Any
 """Opaque buffers of cache records, made by a kernel set's own ``bind_records``."""
+
+
+@dataclass(frozen=True)
+class PagedRecords:
+    """Compressed entries of the sequences of T rows, where the cache keeps them.
+
+    Attributes:
+        records: bound by the kernel set.
+        table: int32 [T, G], contiguous: the group of the pool that holds entries ``n * per_group ..`` of the
+            row's sequence. Groups without a complete entry may be missing or stand for anything.
+        per_group: records of a group.
+    """
+
+    records: BoundRecords
+    table: torch.Tensor
+    per_group: int
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the layers of one step see of the caches: decoded rows, read back from the packed bytes.
+"""What the layers of one step see of the caches: decoded rows, read back from the packed bytes, or the bytes.
 
 Every key is quantised before it is used, so a token sees the same bits whether a key came from this step or
 an earlier one. Decoded rows of a KV source serve all layers that share it.
@@ -12,16 +12,26 @@ import torch
 from deepinfer.engine.batch import Groups, Rows, Step
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.record_pool import RecordPool
+from deepinfer.engine.cache.record_view import RecordView
 from deepinfer.engine.cache.snapshots import saved_rings
 from deepinfer.engine.step_records import boundaries
 from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import BoundRecords
 
 
 class StepView:
-    """Caches during one step; lives no longer than it."""
+    """Caches during one step; lives no longer than it.
+
+    Attributes:
+        records: for layers whose ops read packed records; None if they want decoded rows. Float32 caches are
+            no records.
+        snapshots: rings at the ends of cache blocks, by layer.
+    """
 
     def __init__(self, caches: Caches, step: Step, ops: Ops, snapshot_layers: int = 0) -> None:
         """Nothing is decoded yet; layers below ``snapshot_layers`` save their rings at block boundaries."""
+        reads_records = ops.reads_records and not caches.shape.exact
+        self.records = RecordView(caches, step, ops) if reads_records else None
         self.caches, self.step, self.ops = caches, step, ops
         self.snapshot_layers = snapshot_layers
         self.snapshots: dict[int, torch.Tensor] = {}
@@ -41,6 +51,17 @@ class StepView:
         if layer < self.snapshot_layers and rows.boundary_windows.shape[0]:
             self._save(layer, pool, buffer, rows.boundary_windows)
         return buffer
+
+    def window_records(self, layer: int, latents: torch.Tensor, rows: Rows) -> BoundRecords:
+        """The same as packed records, for ``records`` views."""
+        assert self.records is not None
+        buffer, ends = self.records.window(layer, latents, rows), rows.boundary_windows
+        if layer < self.snapshot_layers and ends.shape[0]:
+            lines = torch.arange(ends.numel(), device=ends.device)
+            saved = buffer.flat.new_empty(ends.numel(), buffer.record.num_bytes)
+            self.ops.copy_rows_(saved, lines, buffer.flat, ends.flatten())
+            self.snapshots[layer] = saved.view(*ends.shape, -1)
+        return buffer.bound(self.ops)
 
     def draft_window(self, stage: int, latents: torch.Tensor, rows: Rows) -> None:
         """Store context latents [T, C] of a draft stage; its snapshots have the key ``-1 - stage``.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.batch import Rows, Step
+from deepinfer.engine.cache.record_view import RecordView
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.attention import AttentionWeights
@@ -92,15 +93,17 @@ class Block:
             probe("attn_in", self.layer, x)
             qr, q = self.attention.queries(ops, x, rotary)
             latents = self.attention.window_latent(ops, x, rotary, probe)
-            window = view.window(self.layer, latents, rows)
             if self.indexer is not None:
                 self.indexer.forward(ops, x, qr, rows, view, rotary, selection, probe)
-            if self.kv_source is None:
-                main, main_slots = window, rows.window[:, :0]
+            if view.records is not None:
+                mixed = self._attend_records(ops, q, latents, rows, view, view.records, selection)
             else:
-                assert selection.entries is not None
-                main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)
-            mixed = ops.sparse_attention(q, window, rows.window, main, main_slots, self.attention.sink)
+                window = view.window(self.layer, latents, rows)
+                main, main_slots = window, rows.window[:, :0]
+                if self.kv_source is not None:
+                    assert selection.entries is not None
+                    main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)
+                mixed = ops.sparse_attention(q, window, rows.window, main, main_slots, self.attention.sink)
             out = self.attention.output(ops, mixed, rotary)
             probe("attn_out", self.layer, out)
             return out
@@ -110,3 +113,22 @@ class Block:
 
         streams = self.attn_site.run(ops, streams, self.layer, attend, probe)
         return self.ffn_site.run(ops, streams, self.layer, experts, probe)
+
+    def _attend_records(
+        self,
+        ops: Ops,
+        q: torch.Tensor,
+        latents: torch.Tensor,
+        rows: Rows,
+        view: StepView,
+        records: RecordView,
+        selection: Selection,
+    ) -> torch.Tensor:
+        """Attention over packed records: [T, H, C] and window latents [T, C] -> [T, H, C]."""
+        window = view.window_records(self.layer, latents, rows)
+        if self.kv_source is None:
+            pages, entries = records.nothing(window, rows)
+        else:
+            assert selection.entries is not None
+            pages, entries = records.entries(self.kv_source, rows), selection.entries
+        return ops.attend_records(q, window, records.slots(rows), pages, entries, self.attention.sink)

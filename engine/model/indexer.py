@@ -88,25 +88,37 @@ class Indexer:
         q = ops.mxfp4_(ops.rotate_(q, rotary.cos, rotary.sin, rotary.positions))
         probe("index_query", self.layer, q)
         w = ops.scale(ops.linear(x, self.weights_proj), (self.head_dim * self.num_heads) ** -0.5)
-        keys = view.index_keys(self.kv_source, self.ratio)
-        base, visible = rows.base[self.ratio], rows.visible[self.ratio]
         if self.within_candidates and selection.blocks is not None:
-            selection.entries = ops.index_select_within(
-                q, w, keys, base, visible, selection.blocks, self.block_size, self.top
-            )
+            selection.entries = self._choose_within(ops, q, w, rows, view, selection.blocks)
         else:
-            selection.entries, blocks = ops.index_select(
-                q,
-                w,
-                keys,
-                base,
-                visible,
-                view.step.groups[self.ratio].longest,
-                self.top,
-                self.num_blocks,
-                self.block_size,
-            )
+            selection.entries, blocks = self._choose(ops, q, w, rows, view)
             if self.num_blocks:
                 selection.blocks = blocks
                 probe("candidate_blocks", self.layer, blocks)
         probe("index_topk", self.layer, selection.entries)
+
+    def _choose(
+        self, ops: Ops, q: torch.Tensor, w: torch.Tensor, rows: Rows, view: StepView
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entries and candidate blocks among all that a row sees."""
+        visible, longest = rows.visible[self.ratio], view.step.groups[self.ratio].longest
+        if view.records is not None:
+            pages = view.records.keys(self.kv_source, rows)
+            return ops.select_records(
+                q, w, pages, visible, longest, self.top, self.num_blocks, self.block_size
+            )
+        keys, base = view.index_keys(self.kv_source, self.ratio), rows.base[self.ratio]
+        return ops.index_select(
+            q, w, keys, base, visible, longest, self.top, self.num_blocks, self.block_size
+        )
+
+    def _choose_within(
+        self, ops: Ops, q: torch.Tensor, w: torch.Tensor, rows: Rows, view: StepView, blocks: torch.Tensor
+    ) -> torch.Tensor:
+        """Entries among those of the candidate blocks."""
+        visible = rows.visible[self.ratio]
+        if view.records is not None:
+            pages = view.records.keys(self.kv_source, rows)
+            return ops.select_records_within(q, w, pages, visible, blocks, self.block_size, self.top)
+        keys, base = view.index_keys(self.kv_source, self.ratio), rows.base[self.ratio]
+        return ops.index_select_within(q, w, keys, base, visible, blocks, self.block_size, self.top)

@@ -44,7 +44,7 @@ class DeviceTurn:
         ops = self.model.ops
         form = turn_form(shape, self.layout, self.rule.window, self.rule.mode is not PrefillMode.OFF)
         plan = ops.plan_turn(table, self.state, form)
-        step = turn_step(plan, shape)
+        step = turn_step(plan, shape, table)
         view = StepView(self.caches, step, ops)
         drafter = None if shape.drafting is Drafting.PAUSED else self.drafter
         reads_features = drafter is not None and drafter.reads_features

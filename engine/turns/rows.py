@@ -54,8 +54,8 @@ def turn_form(shape: TurnShape, layout: StepLayout, window: int, has_low: bool) 
     )
 
 
-def turn_step(plan: TurnPlan, shape: TurnShape) -> Step:
-    """The step that the layers run."""
+def turn_step(plan: TurnPlan, shape: TurnShape, table: torch.Tensor) -> Step:
+    """The step that the layers run; ``table`` int64 [R, columns] is what the host says."""
     groups = {
         ratio: Groups(
             longest=longest,
@@ -76,6 +76,7 @@ def turn_step(plan: TurnPlan, shape: TurnShape) -> Step:
         kept=plan.owner,
         own_decoder=None if plan.low_windows is None else _rows(plan, shape, plan.low_windows),
         groups=groups,
+        tables=table[:, shape.first_block :],
     )
 
 
@@ -84,6 +85,7 @@ def _rows(plan: TurnPlan, shape: TurnShape, windows: torch.Tensor) -> Rows:
     ratios = [ratio for ratio, _, _ in shape.entries]
     return Rows(
         plan=_UNPLANNED,
+        owner=plan.owner,
         positions=plan.positions,
         window=windows,
         history_records=plan.history,

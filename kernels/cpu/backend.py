@@ -33,11 +33,12 @@ from deepinfer.kernels.cpu.window_layer import BoundLayers
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, SiteWeights
+from deepinfer.kernels.record_chains import RecordChains
 from deepinfer.kernels.rng import host_words
 from deepinfer.kernels.turn_chains import Turns
 
 
-class CpuOps(draft_chains.DraftChains, Turns):
+class CpuOps(draft_chains.DraftChains, RecordChains, Turns):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = packing = "cpu"

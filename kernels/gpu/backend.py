@@ -1,7 +1,6 @@
 """The device kernel set: Triton kernels; profile strict gives the bits of the CPU set.
 
-Tensors must lie on the device. Profile fast is rounded where it should be, but still runs the strict kernels:
-right and slow.
+Tensors must lie on the device. Profile fast (``fast_backend``) inherits what only moves or rounds values.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ from deepinfer.kernels.gpu.experts import moe as run_experts
 from deepinfer.kernels.gpu.linear import PackedLinear
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.interface import LoadExpert
+from deepinfer.kernels.record_chains import RecordChains
 from deepinfer.kernels.turn_operands import TurnEnd, TurnForm, TurnFound, TurnPlan, TurnState
 
 
-class GpuOps(Chains):
+class GpuOps(Chains, RecordChains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "triton"

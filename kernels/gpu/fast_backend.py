@@ -16,6 +16,8 @@ from deepinfer.kernels.gpu import (
     hyper,
     latents,
     pool_attention,
+    pool_index,
+    record_ops,
     row_sums,
     sampling,
 )
@@ -23,14 +25,19 @@ from deepinfer.kernels.gpu.backend import GpuOps
 from deepinfer.kernels.gpu.fast_experts import AnyExperts
 from deepinfer.kernels.gpu.fast_linear import FastLinear
 from deepinfer.kernels.gpu.gemm import Workspace
+from deepinfer.kernels.gpu.pool_index import Keys
+from deepinfer.kernels.gpu.records import BoundRecords
+from deepinfer.kernels.gpu.row_sources import floats
 from deepinfer.kernels.interface import LoadExpert
-from deepinfer.kernels.operands import Rotary
+from deepinfer.kernels.operands import PagedRecords, Rotary
 
 _PARTIALS, _TILES = 1 << 22, 1 << 14
 
 
 class FastGpuOps(GpuOps):
     """Implements ``kernels.interface.Ops`` with activations rounded to bfloat16."""
+
+    reads_records = True
 
     def __init__(self, round_caches: bool, device: torch.device) -> None:
         """Bind the device; takes 16 MiB for partial sums there. For one stream at a time."""
@@ -113,7 +120,8 @@ class FastGpuOps(GpuOps):
         block_size: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
-        return pool_attention.index_select(q, w, keys, base, counts, longest, top, num_blocks, block_size)
+        decoded = Keys(floats(keys), base)
+        return pool_index.index_select(q, w, decoded, counts, longest, top, num_blocks, block_size)
 
     def index_select_within(
         self,
@@ -127,7 +135,8 @@ class FastGpuOps(GpuOps):
         top: int,
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return pool_attention.index_select_within(q, w, keys, base, counts, blocks, block_size, top)
+        decoded = Keys(floats(keys), base)
+        return pool_index.index_select_within(q, w, decoded, counts, blocks, block_size, top)
 
     def sparse_attention(
         self,
@@ -140,6 +149,45 @@ class FastGpuOps(GpuOps):
     ) -> torch.Tensor:
         """See ``Ops``."""
         return pool_attention.sparse_attention(q, window, window_slots, main, main_slots, sink)
+
+    def select_records(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        pages: PagedRecords,
+        counts: torch.Tensor,
+        longest: int,
+        top: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        return record_ops.select(q, w, pages, counts, longest, top, num_blocks, block_size)
+
+    def select_records_within(
+        self,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        pages: PagedRecords,
+        counts: torch.Tensor,
+        blocks: torch.Tensor,
+        block_size: int,
+        top: int,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return record_ops.select_within(q, w, pages, counts, blocks, block_size, top)
+
+    def attend_records(
+        self,
+        q: torch.Tensor,
+        window: BoundRecords,
+        window_slots: torch.Tensor,
+        pages: PagedRecords,
+        entries: torch.Tensor,
+        sink: torch.Tensor,
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        return record_ops.attend(q, window, window_slots, pages, entries, sink, self._workspace)
 
     def moe(
         self,

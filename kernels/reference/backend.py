@@ -12,6 +12,7 @@ from torch.nn import functional
 from deepinfer.kernels import row_copies
 from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.interface import LoadExpert
+from deepinfer.kernels.record_chains import RecordChains
 from deepinfer.kernels.reference import budget, fake_quant, hyper, indexer, records, sampling
 from deepinfer.kernels.reference import experts as expert_ops
 from deepinfer.kernels.reference.attention import attention
@@ -20,7 +21,7 @@ from deepinfer.kernels.rng import host_words
 from deepinfer.kernels.turn_chains import Turns
 
 
-class ReferenceOps(Chains, Turns):
+class ReferenceOps(Chains, RecordChains, Turns):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = packing = "reference"

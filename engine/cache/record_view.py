@@ -1,0 +1,77 @@
+"""What the layers of one step see of the caches as packed records, for kernel sets that read them.
+
+Nothing is decoded: ops get the pools, and tables that say which groups of them a sequence owns. Window
+records of a step lie in one buffer per layer, first the histories, copied from the rings, then one per row of
+the step (``step_view`` has decoded rows in the same places). So a long chunk can write over the ring records
+it has to read, and one kernel serves prompts and decoding.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from deepinfer.engine.batch import Rows, Step
+from deepinfer.engine.cache.caches import Caches
+from deepinfer.engine.cache.record_pool import RecordPool
+from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import BoundRecords, PagedRecords
+
+
+class RecordView:
+    """Packed caches during one step; lives no longer than it."""
+
+    def __init__(self, caches: Caches, step: Step, ops: Ops) -> None:
+        """What the rows of a half of the model share is worked out when its first layer asks for it."""
+        self.caches, self.step, self.ops = caches, step, ops
+        self._of_rows: dict[int, _RowPlaces] = {}
+
+    def window(self, layer: int, latents: torch.Tensor, rows: Rows) -> RecordPool:
+        """Window records of a layer, H + T of them, and its rows stored for later steps."""
+        ring, places = self.caches.window[layer], self._places(rows)
+        num_history = rows.history_records.shape[0]
+        # one record a group, so that no kernel is compiled for the number of rows
+        buffer = RecordPool(ring.record, num_history + latents.shape[0], 1, latents.device)
+        # history first: a long chunk writes over the very ring records it has to read
+        self.ops.copy_rows_(buffer.flat, places.history, ring.flat, rows.history_records)
+        ring.store(self.ops, latents, rows.ring_records)
+        buffer.store(self.ops, latents, places.own)
+        return buffer
+
+    def slots(self, rows: Rows) -> torch.Tensor:
+        """Records of the window buffer that each row sees, int32 [T, W], -1 where invisible."""
+        return self._places(rows).window
+
+    def keys(self, source: int, rows: Rows) -> PagedRecords:
+        """Index keys of KV source ``source``."""
+        return self._paged(self.caches.index[source], rows)
+
+    def entries(self, source: int, rows: Rows) -> PagedRecords:
+        """Latents of KV source ``source``."""
+        return self._paged(self.caches.main[source], rows)
+
+    def nothing(self, window: BoundRecords, rows: Rows) -> tuple[PagedRecords, torch.Tensor]:
+        """Entries of a layer that has none: any records, and int32 [T, 0]."""
+        none = self._places(rows).window[:, :0]
+        return PagedRecords(records=window, table=none, per_group=1), none
+
+    def _paged(self, pool: RecordPool, rows: Rows) -> PagedRecords:
+        table = self._places(rows).table
+        return PagedRecords(records=pool.bound(self.ops), table=table, per_group=pool.per_group)
+
+    def _places(self, rows: Rows) -> _RowPlaces:
+        if id(rows) not in self._of_rows:
+            self._of_rows[id(rows)] = _RowPlaces(rows, self.step.tables)
+        return self._of_rows[id(rows)]
+
+
+class _RowPlaces:
+    """Places of the rows of one half of the model."""
+
+    def __init__(self, rows: Rows, tables: torch.Tensor) -> None:
+        """``tables`` [R, B] are the blocks of the step's sequences."""
+        self._rows = rows  # keeps its identity from being given to another
+        num_history, num_rows = rows.history_records.shape[0], rows.positions.shape[0]
+        numbers = torch.arange(num_history + num_rows, device=rows.positions.device)
+        self.history, self.own = numbers[:num_history], numbers[num_history:]
+        self.window = rows.window.to(torch.int32)
+        self.table = tables[rows.owner].to(torch.int32)

@@ -1,0 +1,97 @@
+"""Where a kernel takes the rows from that it multiplies: a decoded float32 pool, or packed cache records.
+
+Records are decoded in registers to the very bfloat16 values that a decoded pool holds, channels in the same
+order, so that a kernel has the same bits on both.
+
+Legend: J rows of a tile, C channels of a row, CP the power of two that holds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from deepinfer.kernels.gpu.block_codes import power, value_e2m1, value_e4m3
+from deepinfer.kernels.gpu.elementary import float_of
+from deepinfer.kernels.gpu.lanes import spread
+from deepinfer.kernels.gpu.launching import Block, Ptr, device
+from deepinfer.kernels.gpu.records import BoundRecords
+
+_FLOATS: tl.constexpr = tl.constexpr("floats")
+_MXFP8: tl.constexpr = tl.constexpr("mxfp8")
+_FP4: tl.constexpr = tl.constexpr("fp4")
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """Rows as kernels see them.
+
+    Attributes:
+        kind: "floats" or the kind of the records.
+        data, scales: where the first row begins; scales are anything for floats.
+        layout: rows of a group; steps of ``data`` from group to group and row to row; the same of ``scales``.
+    """
+
+    kind: str
+    data: torch.Tensor
+    scales: torch.Tensor
+    layout: tuple[int, int, int, int, int]
+
+
+def floats(pool: torch.Tensor) -> RowSource:
+    """A decoded pool, float32 [P, C]: every row a group of its own."""
+    own = pool.contiguous()
+    return RowSource("floats", own, own, (1, own.shape[1], 0, 0, 0))
+
+
+def packed(records: BoundRecords) -> RowSource:
+    """Packed records, as they lie.
+
+    Raises:
+        ValueError: float32 records, which are no codes.
+    """
+    if records.kind == "exact":
+        raise ValueError("row sources: float32 records have to be loaded first")
+    _, *layout = records.layout
+    return RowSource(records.kind, records.data, records.scales, tuple(layout))  # type: ignore[arg-type]
+
+
+@device
+def rows_of(
+    data: Ptr,
+    scales: Ptr,
+    group: Block,
+    own: Block,
+    seen: Block,
+    KIND: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+) -> Block:
+    """Rows ``own`` of groups, int64 [J] each, as bfloat16 [J, CP]; zeros where not ``seen``."""
+    first = (data + group * LAYOUT[1] + own * LAYOUT[2])[:, None]
+    if KIND == _FLOATS:
+        c = tl.arange(0, CP)
+        value = tl.load(first + c[None, :], seen[:, None] & (c < C)[None, :], other=0.0)
+    else:
+        GROUP: tl.constexpr = 16 if KIND == _FP4 else 32
+        g = tl.arange(0, CP // GROUP)
+        places = (scales + group * LAYOUT[3] + own * LAYOUT[4])[:, None] + g[None, :]
+        byte = tl.load(places, seen[:, None] & (g < C // GROUP)[None, :], other=0).to(tl.int32)
+        if KIND == _FP4:
+            scale = tl.where((byte & 127) == 127, float("nan"), value_e4m3(byte))
+        else:
+            scale = tl.where(byte == 0, float_of(byte + 0x400000), power(byte))
+            scale = tl.where(byte == 255, float("nan"), scale)
+        if KIND == _MXFP8:
+            c = tl.arange(0, CP)
+            codes = tl.load(first + c[None, :], seen[:, None] & (c < C)[None, :], other=0).to(tl.int32)
+            value = value_e4m3(codes) * spread(scale, GROUP)
+        else:
+            i = tl.arange(0, CP // 2)
+            pairs = tl.load(first + i[None, :], seen[:, None] & (i < C // 2)[None, :], other=0).to(tl.int32)
+            both = tl.join(value_e2m1(pairs & 15), value_e2m1(pairs >> 4))
+            value = both.reshape(both.shape[0], CP) * spread(scale, GROUP)
+    return value.to(tl.bfloat16)
