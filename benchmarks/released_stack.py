@@ -79,9 +79,11 @@ class RandomCheckpoint(Checkpoint):
         return drawn * signs / 256
 
 
-def stack_core(config: EngineConfig, model: Transformer, batch: int, blocks: int) -> EngineCore:
+def stack_core(
+    config: EngineConfig, model: Transformer, batch: int, blocks: int, max_chunk: int | None = None
+) -> EngineCore:
     """An engine on the stack, ``batch`` sequences of ``blocks`` cache blocks each."""
-    limits = Limits(max_rows=8192, max_chunk=None, max_sequences=batch)
+    limits = Limits(max_rows=8192, max_chunk=max_chunk, max_sequences=batch)
     core = CoreConfig(
         limits=limits,
         num_blocks=batch * blocks + 1,

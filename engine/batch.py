@@ -74,6 +74,7 @@ class Step(Movable):
     """``StepPlan`` as tensors; ``groups`` by compress ratio, ``bucket`` if padding rows follow.
 
     ``tables`` int32 or int64 [R, B] are the cache blocks of each sequence, as far as it has entries.
+    ``keeps_windows`` says that rings still hold every window when the latents of all rows are in them.
     """
 
     plan: StepPlan
@@ -85,6 +86,7 @@ class Step(Movable):
     groups: dict[int, Groups]
     tables: torch.Tensor
     bucket: Bucket | None = None
+    keeps_windows: bool = False
 
     @property
     def decoder(self) -> Rows:

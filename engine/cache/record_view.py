@@ -1,9 +1,9 @@
 """What the layers of one step see of the caches as packed records, for kernel sets that read them.
 
-Nothing is decoded: ops get the pools, and tables that say which groups of them a sequence owns. Window
-records of a step lie in one buffer per layer, first the histories, copied from the rings, then one per row of
-the step (``step_view`` has decoded rows in the same places). So a long chunk can write over the ring records
-it has to read, and one kernel serves prompts and decoding.
+Nothing is decoded: ops get the pools, and tables that say which groups of them a sequence owns. In turns the
+windows are read from the rings, too. A long chunk writes over the very ring records it has to read, so the
+records of other steps lie in one buffer per layer, first the histories, copied from the rings, then one per
+row of the step (``step_view`` has decoded rows in the same places). Where a record lies moves no bit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ class RecordView:
         self._of_rows: dict[int, _RowPlaces] = {}
 
     def window(self, layer: int, latents: torch.Tensor, rows: Rows) -> RecordPool:
-        """Window records of a layer, H + T of them, and its rows stored for later steps."""
+        """Window records of a layer, with its rows stored for later steps."""
         ring, places = self.caches.window[layer], self._places(rows)
+        if self.step.keeps_windows:
+            ring.store(self.ops, latents, rows.ring_records)
+            return ring
         num_history = rows.history_records.shape[0]
         # one record a group, so that no kernel is compiled for the number of rows
         buffer = RecordPool(ring.record, num_history + latents.shape[0], 1, latents.device)
@@ -38,7 +41,7 @@ class RecordView:
         return buffer
 
     def slots(self, rows: Rows) -> torch.Tensor:
-        """Records of the window buffer that each row sees, int32 [T, W], -1 where invisible."""
+        """Window records that each row sees, int32 [T, W], -1 where invisible."""
         return self._places(rows).window
 
     def keys(self, source: int, rows: Rows) -> PagedRecords:
@@ -60,18 +63,22 @@ class RecordView:
 
     def _places(self, rows: Rows) -> _RowPlaces:
         if id(rows) not in self._of_rows:
-            self._of_rows[id(rows)] = _RowPlaces(rows, self.step.tables)
+            self._of_rows[id(rows)] = _RowPlaces(rows, self.step)
         return self._of_rows[id(rows)]
 
 
 class _RowPlaces:
     """Places of the rows of one half of the model."""
 
-    def __init__(self, rows: Rows, tables: torch.Tensor) -> None:
-        """``tables`` [R, B] are the blocks of the step's sequences."""
+    def __init__(self, rows: Rows, step: Step) -> None:
+        """Of ``rows``, which are those of ``step`` or some of them."""
         self._rows = rows  # keeps its identity from being given to another
         num_history, num_rows = rows.history_records.shape[0], rows.positions.shape[0]
         numbers = torch.arange(num_history + num_rows, device=rows.positions.device)
         self.history, self.own = numbers[:num_history], numbers[num_history:]
-        self.window = rows.window.to(torch.int32)
-        self.table = tables[rows.owner].to(torch.int32)
+        window = rows.window
+        if step.keeps_windows:
+            records = torch.cat([rows.history_records, rows.ring_records])
+            window = torch.where(window >= 0, records[window], -1)
+        self.window = window.to(torch.int32)
+        self.table = step.tables[rows.owner].to(torch.int32)

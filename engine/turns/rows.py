@@ -77,6 +77,7 @@ def turn_step(plan: TurnPlan, shape: TurnShape, table: torch.Tensor) -> Step:
         own_decoder=None if plan.low_windows is None else _rows(plan, shape, plan.low_windows),
         groups=groups,
         tables=table[:, shape.first_block :],
+        keeps_windows=True,  # rings have room for the rows of a turn
     )
 
 

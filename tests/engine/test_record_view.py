@@ -62,6 +62,7 @@ def test_random_traffic_on_records_moves_no_bit(llm: LLM, seed: int, graphs: boo
     core, ops = traced_core(llm, replace(trace, core=replace(trace.core, graphs=graphs)))
     assert check(llm, trace, core) > 0
     assert ops.num_reads > 100
+    assert not graphs or core.launcher.turns.recordings.shapes, "turns read rings in place"
 
 
 @pytest.mark.parametrize("mode", list(PrefillMode))
@@ -116,6 +117,16 @@ def windows_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RecordView, "slots", faulty)
 
 
+def rings_that_are_overwritten(patch: pytest.MonkeyPatch) -> None:
+    """Chunks of prompts read their windows from the rings, as turns do."""
+    sound = RecordView.__init__
+
+    def faulty(self: RecordView, caches: Any, step: Any, ops: Any) -> None:
+        sound(self, caches, replace(step, keeps_windows=True), ops)
+
+    patch.setattr(RecordView, "__init__", faulty)
+
+
 def narrow_tables(patch: pytest.MonkeyPatch) -> None:
     """Recorded steps that keep the first block of every sequence."""
     sound = step_padding._tables_of
@@ -148,7 +159,14 @@ def sound(llm: LLM) -> list[bytes]:
 
 @pytest.mark.parametrize(
     "fault",
-    [None, blocks_of_the_neighbour, blocks_in_another_order, windows_of_the_row_before, narrow_tables],
+    [
+        None,
+        blocks_of_the_neighbour,
+        blocks_in_another_order,
+        windows_of_the_row_before,
+        rings_that_are_overwritten,
+        narrow_tables,
+    ],
     ids=lambda fault: getattr(fault, "__name__", "sound"),
 )
 def test_a_wrong_place_is_seen(
