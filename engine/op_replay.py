@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ _SHARED = {
     "sink",
 }
 """Operands that all rows read, whatever their first axis happens to be."""
+_RECORDS = {"window", "pages"}
+"""Operands that are packed records, unless they are tensors: later steps write over them."""
 _NOT_ROWS = {"load_records", "store_records"}
 """Ops whose operands are pools of records; the packing check is theirs."""
 
@@ -63,7 +66,7 @@ class OpCall:
 
 
 def _holds_rows(value: Any) -> bool:
-    return any(item.name == "positions" for item in fields(value))
+    return any(item.name in ("positions", "table") for item in fields(value))
 
 
 def tensors_of(result: Any) -> tuple[torch.Tensor, ...]:
@@ -97,6 +100,8 @@ class _CapturingOps:
             key = (name, *(tuple(part.shape[1:]) for part in parts))
             if num_rows and key not in self._calls and all(len(part) == num_rows for part in parts):
                 kept = tuple(part.clone() for part in parts)
+                records = before.keys() & _RECORDS
+                before |= {n: deepcopy(before[n]) for n in records}  # no op that reads them writes
                 self._calls[key] = OpCall(name, num_rows, before, kept)
             return result
 

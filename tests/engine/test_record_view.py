@@ -16,10 +16,18 @@ import pytest
 import torch
 from trace_play import Trace, check, core_of, packed, play, random_trace, shortened
 
-from deepinfer.engine import batch, step_padding, step_records
-from deepinfer.engine.api import EngineConfig, PrefillMode, ScoreRequest, ScoreResult
+from deepinfer.engine import batch, op_replay, step_padding, step_records
+from deepinfer.engine.api import (
+    EngineConfig,
+    GenerateRequest,
+    PrefillMode,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResult,
+)
 from deepinfer.engine.cache.record_view import RecordView
 from deepinfer.engine.llm import LLM
+from deepinfer.engine.op_replay import OpCall, capture
 from deepinfer.engine.step_graphs import StepGraphs
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import PagedRecords
@@ -81,6 +89,39 @@ def test_scores_from_records_are_those_from_decoded_rows(llm: LLM, mode: Prefill
 def bytes_of(result: Any) -> bytes:
     assert isinstance(result, ScoreResult)
     return bytes(result.logprobs.tobytes())
+
+
+def replayed(llm: LLM) -> dict[str, list[bool]]:
+    """Ops on records as they were called, run again on one row each after everything is over."""
+    calls: dict[tuple[Any, ...], OpCall] = {}
+    other, ops = reading(llm)
+    other = other.with_model(capture(calls))
+    params = SamplingParams(seed=1, max_tokens=6, ignore_eos=True)
+    prompts = [range(4, 170 + 9 * i) for i in range(3)]
+    asked = [
+        GenerateRequest(request_id=f"{i}", token_ids=ids, params=params) for i, ids in enumerate(prompts)
+    ]
+    other.generate(asked)
+    other.generate(asked)
+    found: dict[str, list[bool]] = {}
+    for call in calls.values():
+        for row in (0, call.num_rows // 2, call.num_rows - 1):
+            again = call.on_rows(cast(Ops, ops), row, row + 1)
+            same = [torch.equal(a, b[row : row + 1]) for a, b in zip(again, call.result, strict=True)]
+            found.setdefault(call.name, []).append(all(same))
+    return {name: same for name, same in found.items() if "records" in name}
+
+
+def test_ops_on_records_are_replayed_on_the_records_of_their_time(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = llm.with_config(replace(llm.config, prefix_caching=False, num_cache_blocks=8))
+    sound = replayed(base)
+    assert len(sound) == 3
+    assert all(all(same) for same in sound.values())
+    monkeypatch.setattr(op_replay, "deepcopy", lambda records: records)
+    late = replayed(base)
+    assert not all(all(same) for same in late.values()), "records that were written over would not be seen"
 
 
 Break = Callable[[pytest.MonkeyPatch], None]
