@@ -24,10 +24,12 @@ class NoDevice:
 def compile_only(
     seen: Callable[[str, str], None] | None = None,
     binary: Callable[[str, str, bytes], None] | None = None,
+    layouts: Callable[[str, str], None] | None = None,
 ) -> None:
     """From now on in this process every launch only compiles.
 
-    ``seen`` gets its name and PTX text, ``binary`` the machine code, too.
+    ``seen`` gets its name and PTX text, ``binary`` the machine code, too;
+    ``layouts`` the program with layouts.
     """
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -42,6 +44,8 @@ def compile_only(
             seen(name, found.asm["ptx"])
         if binary is not None:
             binary(name, found.asm["ptx"], found.asm["cubin"])
+        if layouts is not None:
+            layouts(name, found.asm["ttgir"])
         return found
 
     JITFunction.run = compiled

@@ -113,6 +113,8 @@ def make_exact() -> None:
         return handle(_as_bfloat16(product), x.dtype.scalar)
 
     def create_inline_asm(self: Any, text: str, constraints: str, values: Any, *rest: Any) -> Any:
+        if text == "mov.b32 $0, $1;":
+            return _Results(values[0])
         assert text.startswith("fma.rn.bf16x2"), text
         a, b = (value.data.view(np.uint32) for value in values[:2])
         low, high = (

@@ -50,3 +50,24 @@ def test_the_released_width_is_right_to_rounding() -> None:
     own = run("released")["released"]
     assert own["error"] < 0.004
     assert own["control"] > 0.01
+
+
+def layouts(*arguments: str) -> dict[str, list[str]]:
+    script = Path(fast_references.__file__).parent / "compiled_records.py"
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    assert len(found) == 2
+    assert all(len(kinds) == 2 and "nvidia_mma" in kinds[0] for kinds in found.values())
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton's compiler")
+def test_the_matrix_unit_adds_records_in_the_order_of_decoded_rows() -> None:
+    """The compiler deals channels to lanes by the width of a load, unless it does not see the load."""
+    for name, (floats, records) in layouts().items():
+        assert floats == records, name
+    floats, records = layouts("control")["pool_attention._attend_kernel"]
+    assert floats != records, "another deal would not be seen"
