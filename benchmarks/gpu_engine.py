@@ -111,12 +111,16 @@ def _speeds(options: argparse.Namespace, seconds: float) -> Result:
     return speeds(dict(list(variants.items())[: 2 if options.short else None]))
 
 
+RECORD_CHECKS = ("packing", "kernels", "chunks", "graphs", "baselines")
+"""Of ``verify``: what reads packed records in ways of its own."""
+
 STAGES: dict[str, Stage] = {
     "logits": lambda options, seconds: check_logits(_strict(options), options.expected),
     "graphs": lambda options, seconds: check_recorded(_strict(options), options.expected),
     "gaps": lambda options, seconds: gaps(_fast(options)),
     "gaps-released": lambda options, seconds: released_gaps(_fast(options)),
-    "records": lambda options, seconds: bundled_records(_fast(options)),
+    "records": lambda options, seconds: bundled_records(_fast(options), options.short),
+    "verify-records": lambda options, seconds: run_verify(_fast(options), "default", RECORD_CHECKS),
     "records-released": lambda options, seconds: released_records(_fast(options)),
     "idle-fast": lambda options, seconds: idle_share(_fast(options)),
     "turns-fast": lambda options, seconds: same_bytes(_fast(options), options.thorough),

@@ -21,12 +21,12 @@ LONG_TOKENS = 131072
 _FIRST_TOKEN, _LAST_TOKEN = 4, 4000
 
 
-def run_verify(config: EngineConfig, size: str) -> dict[str, Any]:
-    """``deepinfer verify`` in this process."""
+def run_verify(config: EngineConfig, size: str, checks: tuple[str, ...] = ()) -> dict[str, Any]:
+    """``deepinfer verify`` in this process; all checks if none are named."""
     from deepinfer.verify import report, runner
     from deepinfer.verify.size import Size
 
-    verdict = runner.run_verify(runner.VerifyConfig(engine=config, size=Size(size)))
+    verdict = runner.run_verify(runner.VerifyConfig(engine=config, size=Size(size), checks=checks))
     counts: dict[str, int] = {}
     for result in verdict.results:
         counts[result.status.value] = counts.get(result.status.value, 0) + 1
