@@ -69,5 +69,10 @@ def test_the_matrix_unit_adds_records_in_the_order_of_decoded_rows() -> None:
     """The compiler deals channels to lanes by the width of a load, unless it does not see the load."""
     for name, (floats, records) in layouts().items():
         assert floats == records, name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="triton's compiler")
+def test_another_order_is_seen() -> None:
     floats, records = layouts("control")["pool_attention._attend_kernel"]
-    assert floats != records, "another deal would not be seen"
+    assert floats != records
