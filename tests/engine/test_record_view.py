@@ -62,7 +62,7 @@ def traced_core(llm: LLM, trace: Trace) -> tuple[Any, ReadingOps]:
     return core_of(llm, trace, other._model), ops
 
 
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("graphs", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("seed", [6, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3, 4, 5, 7))])
 def test_random_traffic_on_records_moves_no_bit(llm: LLM, seed: int, graphs: bool) -> None:
     """Chunks, prefix hits, preemption, drafts, truncated prompts; recorded steps and turns, or neither."""
