@@ -12,7 +12,7 @@ import torch
 from gpu_engine_promise import prompts, requests
 from gpu_engine_speed import scoring_speed
 from gpu_scoring import _scored, _uneven
-from gpu_turns import _said, gap_of
+from gpu_turns import gap_of, said
 from released_stack import RandomCheckpoint, stack_config, stack_core
 
 from deepinfer.engine.api import EngineConfig, GenerateRequest, SamplingParams
@@ -38,10 +38,10 @@ def bundled_records(config: EngineConfig, is_short: bool) -> dict[str, Any]:
     subjects = {"records": base, "decoded": base.with_model(decoding)}
     eager = base.with_config(replace(base.config, recorded_steps=False, max_chunk_tokens=33))
     asked, documents = requests(12, 150, 48), _uneven()[:24]
-    said = {name: _said(llm, asked)[0] for name, llm in subjects.items()}
-    said["eager chunks of 33"] = _said(eager, asked)[0]
+    told = {name: said(llm, asked)[0] for name, llm in subjects.items()}
+    told["eager chunks of 33"] = said(eager, asked)[0]
     scored = {name: _scored(llm, documents) for name, llm in subjects.items()}
-    wrong = [name for name, one in said.items() if one != said["decoded"]]
+    wrong = [name for name, one in told.items() if one != told["decoded"]]
     wrong += ["scores"] * (scored["records"] != scored["decoded"])
     page = ["| bundled model | records | decoded | ratio |", "|---|---|---|---|"]
     figures: dict[str, dict[str, float]] = {}
