@@ -87,12 +87,13 @@ def padding_that_writes(patch: pytest.MonkeyPatch) -> None:
 
 
 def padding_in_the_rings(patch: pytest.MonkeyPatch) -> None:
-    """Padding rows that overwrite the latest latent of slot 0."""
+    """Padding rows that overwrite the latent before the first row's, which no row of the step writes."""
     sound = step_padding._rows_of
 
     def faulty(rows: Rows, *rest: object) -> Rows:
         found = sound(rows, *rest)  # type: ignore[arg-type]
-        return replace(found, ring_records=torch.where(found.ring_records < 0, 3, found.ring_records))
+        before = found.ring_records[0] - 1
+        return replace(found, ring_records=torch.where(found.ring_records < 0, before, found.ring_records))
 
     patch.setattr(step_padding, "_rows_of", faulty)
 
