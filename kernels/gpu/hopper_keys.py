@@ -26,6 +26,8 @@ CODES: gl.constexpr = gl.constexpr(
         [[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]
     )
 )
+_FEW: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 1, 1], [1, 8, 4], [4, 1, 1], [2, 1, 0]))
+"""Of [4, 8, 4] numbers: one a thread."""
 EIGHTS: gl.constexpr = gl.constexpr(gl.NVMMASharedLayout(32, 8))
 
 
@@ -80,12 +82,14 @@ def load_tile(
 ) -> tuple[Block, Block, Block, Block, Block]:
     """Words of the four groups of channels of every entry [64, 4], and its scale bytes [64], as one word."""
     word = gl.arange(0, 4, layout=gl.SliceLayout(0, CODES))
-    block = data + group.to(gl.int64) * LAYOUT[1]
     if WITHIN:
-        at = (block + own * LAYOUT[2])[:, None] + word[None, :]
+        block = group.to(LAYOUT[5]) * LAYOUT[1]
+        at = data + ((block + own.to(LAYOUT[5]) * LAYOUT[2])[:, None] + word[None, :].to(LAYOUT[5]))
+        powers = gl.load(data + (block + (own * LAYOUT[4] + LAYOUT[3]).to(LAYOUT[5])))
     else:
+        block = data + group.to(gl.int64) * LAYOUT[1]
         at = block + (own * LAYOUT[2])[:, None] + word[None, :]
-    powers = gl.load(block + (own * LAYOUT[4] + LAYOUT[3]))
+        powers = gl.load(block + (own * LAYOUT[4] + LAYOUT[3]))
     return gl.load(at), gl.load(at + 4), gl.load(at + 8), gl.load(at + 12), powers
 
 
@@ -103,3 +107,65 @@ def group_dots(left: Block, queries: Block, PART: gl.constexpr) -> Block:
     """Start the products of group ``PART`` with all heads: float32 [64, 32], exact."""
     zero = gl.zeros([64, 32], gl.float32, layout=SCORES)
     return warpgroup_mma(left, queries.index(PART).permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@warp_device
+def _halves(numbers: Block) -> tuple[Block, Block]:
+    """A tile's numbers [64, ...] as [4, 8, ...] of rows 0 to 7 of every sixteen, and of rows 8 to 15."""
+    if len(numbers.shape) == 1:
+        both = numbers.reshape([4, 2, 8]).permute([0, 2, 1])
+    else:
+        both = numbers.reshape([4, 2, 8, 4]).permute([0, 2, 3, 1])
+    low, high = gl.split(both)
+    return low, high
+
+
+@warp_device
+def _in_order(numbers: Block) -> Block:
+    """Numbers [4, 8, 4], lanes 0 and 1 with rows 0 to 7, the others 8 to 15, as rows [64, 2], each twice."""
+    return numbers.reshape([4, 8, 2, 2]).permute([0, 2, 1, 3]).reshape([64, 2])
+
+
+@warp_device
+def _lane() -> Block:
+    """Which of the four lanes of a row, [4, 8, 4]."""
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, _FEW)))
+    return lane[None, :][:, None, :].broadcast_to([4, 8, 4])
+
+
+@warp_device
+def sum_of_heads(products: Block) -> Block:
+    """Sums of [64, 32] over the heads: [64, 2], each twice.
+
+    Each thread adds its own, of two rows; then two of four lanes go on with one row and two with the other,
+    so that what follows is done for one row a thread.
+    """
+    own = gl.sum(products.reshape([64, 4, 4, 2]).permute([0, 2, 1, 3]).reshape([64, 4, 8]), axis=2)
+    low, high = _halves(own)
+    total = gl.inline_asm_elementwise(
+        """{
+        .reg .pred p; .reg .b32 k, s;
+        setp.gt.s32 p, $3, 1;
+        selp.b32 k, $2, $1, p;
+        selp.b32 s, $1, $2, p;
+        shfl.sync.bfly.b32 s, s, 2, 0x1f, 0xffffffff;
+        add.rn.f32 k, k, s;
+        shfl.sync.bfly.b32 s, k, 1, 0x1f, 0xffffffff;
+        add.rn.f32 $0, k, s;
+        }""",
+        "=f,f,f,r",
+        [gl.convert_layout(low, _FEW), gl.convert_layout(high, _FEW), _lane()],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    return _in_order(total)
+
+
+@warp_device
+def of_rows(numbers: Block) -> Block:
+    """Numbers of rows [64] to where ``sum_of_heads`` leaves their sums."""
+    low, high = _halves(numbers)
+    low = gl.convert_layout(low, gl.SliceLayout(2, _FEW))[:, :, None].broadcast_to([4, 8, 4])
+    high = gl.convert_layout(high, gl.SliceLayout(2, _FEW))[:, :, None].broadcast_to([4, 8, 4])
+    return _in_order(gl.where(_lane() > 1, high, low))

@@ -32,6 +32,8 @@ from deepinfer.kernels.gpu.hopper_keys import (
     group_dots,
     left_operand,
     load_tile,
+    of_rows,
+    sum_of_heads,
     weighted,
 )
 from deepinfer.kernels.gpu.index_scan import check_table
@@ -182,7 +184,7 @@ def _scan_kernel(
             power = gl.convert_layout(s, gl.SliceLayout(1, SCORES))
             if WITHIN:
                 o2, o3 = c2, c3
-                seen = (block >= 0) & (block * BLOCK + (r & (BLOCK - 1)) < count)
+                now = of_rows(block)
                 block = after
                 own = _place_in(first + ENTRIES, block, LAYOUT[0], BLOCK, WITHIN)
                 c0, c1, c2, c3, s = load_tile(data, group, own, LAYOUT, WITHIN)
@@ -199,29 +201,39 @@ def _scan_kernel(
             dots = gl.fma(d1, factor(power, 1).broadcast_to([64, 32]), dots)
             d2, d3 = warpgroup_mma_wait(0, deps=(d2, d3))
             if not WITHIN:
-                seen = first + r < end
                 own = _place_in(first + ENTRIES, block, LAYOUT[0], BLOCK, WITHIN)
                 c0, c1, c2, c3, s = load_tile(data, group, own, LAYOUT, WITHIN)
                 group = _group_of(line, first + 2 * ENTRIES, block, end, LAYOUT[0], BLOCK, WITHIN)
             dots = gl.fma(d2, factor(power, 2).broadcast_to([64, 32]), dots)
             dots = gl.fma(d3, factor(power, 3).broadcast_to([64, 32]), dots)
-            score = gl.sum(weighted(dots, weight), axis=1)
+            score = sum_of_heads(weighted(dots, weight))
             bits = (score + 0.0).to(gl.bfloat16).to(gl.int16, bitcast=True).to(gl.int32)
             key = bits ^ ((bits >> 15) & 0x7FFF)
-            key = gl.where(gl.convert_layout(seen, gl.SliceLayout(1, SCORES)), key, -32768)
-            place = first + gl.arange(0, ENTRIES, layout=gl.SliceLayout(1, SCORES))
-            gl.store(own_keys + place.to(gl.uint32), key.to(gl.int16), mask=place < length)
+            copy = gl.arange(0, 2, layout=gl.SliceLayout(0, key.type.layout))[None, :]
+            place = gl.arange(0, ENTRIES, layout=gl.SliceLayout(1, key.type.layout))[:, None]
+            place, copy = (first + place).broadcast_to([64, 2]), copy.broadcast_to([64, 2])
+            if WITHIN:
+                seen = (now >= 0) & (now * BLOCK + (place & (BLOCK - 1)) < count)
+            else:
+                seen = place < end
+            key = gl.where(seen, key, -32768)
+            gl.store(own_keys + place.to(gl.uint32), key.to(gl.int16), mask=(place < length) & (copy == 0))
             if BEST:
-                top = gl.max(key.reshape([ENTRIES // BLOCK, BLOCK]), axis=1)
-                b = first // BLOCK + gl.arange(0, ENTRIES // BLOCK, layout=top.type.layout)
-                gl.store(best + row * num_candidates + b, top.to(gl.int16), mask=b < num_candidates)
+                top = gl.max(key.reshape([ENTRIES // BLOCK, BLOCK, 2]), axis=1)
+                b = gl.arange(0, ENTRIES // BLOCK, layout=gl.SliceLayout(1, top.type.layout))[:, None]
+                copy = gl.arange(0, 2, layout=gl.SliceLayout(0, top.type.layout))[None, :]
+                b = (first // BLOCK + b).broadcast_to([ENTRIES // BLOCK, 2])
+                copy = copy.broadcast_to([ENTRIES // BLOCK, 2])
+                to = best + row * num_candidates + b
+                gl.store(to, top.to(gl.int16), mask=(b < num_candidates) & (copy == 0))
 
 
 def _layout(pool: BoundRecords) -> tuple[int, ...]:
     """Records of a block; words from block to block, record to record, codes to scales, scales to scales."""
     per, block, step, _, scale_step = layout_in_words(pool)
     behind = pool.scales.data_ptr() - pool.data.data_ptr()
-    return per, block, step, behind // 4, scale_step // 4
+    index = gl.uint32 if block * len(pool.data) < 1 << 32 else gl.int64
+    return per, block, step, behind // 4, scale_step // 4, index
 
 
 def fits(q: torch.Tensor, pool: BoundRecords, block_size: int) -> bool:

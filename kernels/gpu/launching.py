@@ -40,6 +40,21 @@ def device(function: F) -> F:
     return compiled
 
 
+@device
+def after_launches_before() -> None:
+    """Of a launch that begins before the one before has ended (``launch_pdl``): let the next one begin, and
+    wait for what those before write.
+    """
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0",
+        "=r",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 def launch(
     function: Kernel, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4, **constants: Any
 ) -> None:

@@ -18,7 +18,17 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.capability import has_wgmma
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 
 _HELD = 16384
 _PLAIN, _COMPACT, _GATHERED = 0, 1, 2
@@ -67,12 +77,15 @@ def _held_kernel(
     GROUP: tl.constexpr,
     N: tl.constexpr,
     TOP: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """All places of a row at once, ``N`` blocks of ``SIZE``.
 
     WHOLE: a row of keys is made of whole blocks. NEWEST: the last key of the row comes before all others.
-    GROUP: entries of a group of the pool, whose records are chosen then; 0 for entries.
+    GROUP: entries of a group of the pool, whose records are chosen then; 0 for entries. EARLY: begins early.
     """
+    if EARLY:
+        after_launches_before()
     row, i, e = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.arange(0, SIZE)[None, :]
     count = (tl.load(counts + row).to(tl.int32) + divisor - 1) // divisor
     block = tl.where(i < num_blocks, i, -1)
@@ -84,6 +97,11 @@ def _held_kernel(
     own = i[:, None] * SIZE + e if MODE == 1 else entry
     u = tl.load(keys + row * length + own, there if WHOLE else seen, other=-32768).to(tl.int32) + 32768
     u = tl.where(seen, u, 0)
+    named = entry
+    if GROUP:  # records; asked for while keys are on their way
+        usable = (block >= 0) & (block * SIZE < count)
+        group = tl.load(table + row * width_of_table + block // (GROUP // SIZE), usable, other=0)
+        named = (group * GROUP + block % (GROUP // SIZE) * SIZE)[:, None] + e
     if NEWEST:
         u = tl.where(seen & (entry == count - 1), 65536, u)
     threshold = _threshold(u, top, N, TOP)
@@ -95,15 +113,9 @@ def _held_kernel(
     both = tl.cumsum(both, axis=1) + (tl.cumsum(own_sum, axis=0) - own_sum)[:, None]
     rank = both & 0xFFFF
     keep = (above > 0) | ((equal > 0) & (rank <= wanted))
-    tl.store(chosen + row * top + (both >> 16) + tl.minimum(rank, wanted) - 1, entry, keep)
+    tl.store(chosen + row * top + (both >> 16) + tl.minimum(rank, wanted) - 1, named, keep)
     rest, found = tl.arange(0, TOP), (total >> 16) + tl.minimum(total & 0xFFFF, wanted)
     tl.store(chosen + row * top + rest, -1, (rest >= found) & (rest < top))
-    if GROUP:  # records of what was chosen, not of all that could have been
-        tl.debug_barrier()
-        there, out = rest < found, chosen + row * top + rest
-        entry = tl.load(out, there, other=0).to(tl.uint32)
-        group = tl.load(table + row * width_of_table + entry // GROUP, there, other=0)
-        tl.store(out, group * GROUP + (entry % GROUP).to(tl.int32), there)
 
 
 @device
@@ -188,7 +200,10 @@ def _held(
 ) -> torch.Tensor:
     num_rows, length = keys.shape
     num_blocks = ceil_div(length, block_size) if blocks is None else blocks.shape[1]
+    if groups is not None and groups.size % block_size:
+        raise ValueError("selection: a group of records must be whole blocks")
     chosen = torch.empty((num_rows, top), dtype=torch.int32, device=keys.device)
+    early = groups is not None and has_wgmma(keys.device)
     launch(
         _held_kernel,
         (num_rows,),
@@ -202,6 +217,8 @@ def _held(
         GROUP=0 if groups is None else groups.size,
         N=power_of_two(num_blocks),
         TOP=power_of_two(top),
+        EARLY=early,
+        **({"launch_pdl": True} if early else {}),
     )
     return chosen
 
