@@ -8,7 +8,10 @@ row of the step (``step_view`` has decoded rows in the same places). Where a rec
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
+from torch.nn.functional import pad
 
 from deepinfer.engine.batch import Rows, Step
 from deepinfer.engine.cache.caches import Caches
@@ -68,17 +71,35 @@ class RecordView:
 
 
 class _RowPlaces:
-    """Places of the rows of one half of the model."""
+    """Places of the rows of one half of the model.
+
+    Attributes:
+        window: int32 [T, W], window records that each row sees, -1 where invisible.
+        table: int32 [T, B], cache blocks of each row's sequence.
+    """
 
     def __init__(self, rows: Rows, step: Step) -> None:
         """Of ``rows``, which are those of ``step`` or some of them."""
         self._rows = rows  # keeps its identity from being given to another
-        num_history, num_rows = rows.history_records.shape[0], rows.positions.shape[0]
-        numbers = torch.arange(num_history + num_rows, device=rows.positions.device)
-        self.history, self.own = numbers[:num_history], numbers[num_history:]
         window = rows.window
         if step.keeps_windows:
             records = torch.cat([rows.history_records, rows.ring_records])
-            window = torch.where(window >= 0, records[window], -1)
+            window = pad(records, (0, 1), value=-1)[window]  # place -1 is the last one
         self.window = window.to(torch.int32)
         self.table = step.tables[rows.owner].to(torch.int32)
+
+    @cached_property
+    def _numbers(self) -> torch.Tensor:
+        rows = self._rows
+        size = rows.history_records.shape[0] + rows.positions.shape[0]
+        return torch.arange(size, device=rows.positions.device)
+
+    @property
+    def history(self) -> torch.Tensor:
+        """Places of the histories in the window buffer, int64 [H]."""
+        return self._numbers[: self._rows.history_records.shape[0]]
+
+    @property
+    def own(self) -> torch.Tensor:
+        """Places of the rows behind them, int64 [T]."""
+        return self._numbers[self._rows.history_records.shape[0] :]
