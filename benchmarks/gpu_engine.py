@@ -30,7 +30,7 @@ from gpu_engine_bits import check_logits, check_recorded, check_scores, check_tr
 from gpu_engine_promise import lock_fast, long_document, no_hidden_wait, random_traffic, run_verify  # noqa: E402
 from gpu_engine_speed import idle_share, speeds  # noqa: E402
 from gpu_held import held_speed  # noqa: E402
-from gpu_records import bundled_records, released_records  # noqa: E402
+from gpu_records import attention_kernel, bundled_records, released_records  # noqa: E402
 from gpu_scoring import scoring_host, scoring_ratio  # noqa: E402
 from gpu_speculation import BATCHES, speculation_speed  # noqa: E402
 from gpu_turn_kernels import turn_kernels  # noqa: E402
@@ -120,6 +120,7 @@ STAGES: dict[str, Stage] = {
     "gaps": lambda options, seconds: gaps(_fast(options)),
     "gaps-released": lambda options, seconds: released_gaps(_fast(options)),
     "records": lambda options, seconds: bundled_records(_fast(options), options.short),
+    "records-kernel": lambda options, seconds: attention_kernel(),
     "verify-records": lambda options, seconds: run_verify(_fast(options), "default", RECORD_CHECKS),
     "records-released": lambda options, seconds: released_records(_fast(options)),
     "idle-fast": lambda options, seconds: idle_share(_fast(options)),

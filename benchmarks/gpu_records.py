@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +14,18 @@ from gpu_engine_promise import prompts, requests
 from gpu_engine_speed import scoring_speed
 from gpu_scoring import _scored, _uneven
 from gpu_turns import gap_of, said
+from layers_common import timed
 from released_stack import RandomCheckpoint, stack_config, stack_core
 
 from deepinfer.engine.api import EngineConfig, GenerateRequest, SamplingParams
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.model.transformer import Transformer
+from deepinfer.kernels import record_chains
 from deepinfer.kernels.dispatch import select_ops
+from deepinfer.kernels.gpu import pool_attention
+from deepinfer.kernels.gpu.records import BoundRecords, bind_records, load_records
+from deepinfer.kernels.operands import PagedRecords
 
 BATCHES = (1, 16, 64)
 
@@ -116,3 +122,45 @@ def released_records(config: EngineConfig, batch: int = 64, length: int = 2048) 
         f"{length} tokens, ms a turn and working memory: {figures}, {time.perf_counter() - started:.0f} s"
     )
     return {"verdict": "equal" if is_equal else "DIFFER", "seen": seen, "figures": figures}
+
+
+def attention_kernel(rows: Sequence[int] = (1, 16, 64, 8192)) -> dict[str, Any]:
+    """Attention of the bundled shape alone, over records and decoded rows: us a call."""
+    heads, width, per, slots = 4, 128, 64, 64
+    draw = torch.Generator("cuda").manual_seed(5)
+
+    def whole(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, high, shape, generator=draw, device="cuda", dtype=torch.int32)
+
+    def records(kind: str, groups: int, size: int, codes: int, scales: int) -> BoundRecords:
+        found = whole(100, groups, size, codes + scales).to(torch.uint8)
+        return bind_records(kind, width, found[..., :codes], found[..., codes:])
+
+    window, main = records("mxfp8", 9000, 1, width, width // 32), records("fp4", 512, per, 64, width // 16)
+    sink, page, seen, unequal = (
+        torch.zeros(heads, device="cuda"),
+        ["| rows | rows of | us |", "|---|---|---|"],
+        [],
+        0,
+    )
+    for count in rows:
+        q = torch.randn(count, heads, width, generator=draw, device="cuda").to(torch.bfloat16).float()
+        near, far = whole(9000, count, slots), whole(16 * per, count, slots)
+        pages = PagedRecords(main, whole(512, count, 16), per)
+        given = (q, window, near, pages, far, sink)
+        decoded = [
+            load_records(r, torch.arange(n, device="cuda")) for r, n in ((window, 9000), (main, 512 * per))
+        ]
+        places = record_chains.records_of(pages, far)
+        calls = {
+            "decoded": partial(pool_attention.sparse_attention, q, decoded[0], near, decoded[1], places, sink)
+        }
+        calls |= {f"{n} stages": partial(pool_attention.attend_records, *given, stages=n) for n in (1, 2, 3)}
+        wanted = calls["decoded"]()
+        for name, call in calls.items():
+            unequal += int((call().view(torch.int32) != wanted.view(torch.int32)).sum())
+            us = timed([call], 20 if count < 1000 else 4) * 1e6
+            page.append(f"| {count} | {name} | {us:.2f} |")
+            seen.append(f"{count} {name} {us:.2f}")
+    verdict = "DIFFER" if unequal else "equal"
+    return {"verdict": verdict, "seen": f"unequal {unequal}; us: {', '.join(seen)}", "page": page}

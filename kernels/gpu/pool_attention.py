@@ -18,6 +18,8 @@ from deepinfer.kernels.gpu.row_sources import RowSource, floats, packed, rows_of
 from deepinfer.kernels.operands import PagedRecords
 
 _SLOTS = 32
+_STAGES = 3
+"""Loads in flight, moves no bit: few rows wait for one load after the other, many for instructions."""
 _LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -133,9 +135,10 @@ def attend_records(
     pages: PagedRecords,
     entries: torch.Tensor,
     sink: torch.Tensor,
+    stages: int = _STAGES,
 ) -> torch.Tensor:
     """See ``Ops.attend_records``; the bits of ``sparse_attention`` over what the records decode to."""
-    return _attend(q, packed(window), window_slots, packed(pages.records), entries, pages.table, sink)
+    return _attend(q, packed(window), window_slots, packed(pages.records), entries, pages.table, sink, stages)
 
 
 def _attend(
@@ -146,6 +149,7 @@ def _attend(
     far_slots: torch.Tensor,
     table: torch.Tensor | None,
     sink: torch.Tensor,
+    stages: int = _STAGES,
 ) -> torch.Tensor:
     queries, slots, chosen = q.contiguous(), near_slots.contiguous(), far_slots.contiguous()
     out = torch.empty_like(queries)
@@ -159,6 +163,7 @@ def _attend(
         *(width**-0.5 * 1.4426950408889634, slots.shape[1], chosen.shape[1], num_heads),
         0 if table is None else table.shape[1],
         num_warps=4 if width <= 128 else 8,
+        num_stages=stages,
         NEAR=near.kind,
         NEAR_LAYOUT=near.layout,
         FAR=far.kind,
