@@ -17,6 +17,37 @@ _TILE = 4096
 
 
 @kernel
+def _start_kernel(
+    golden: Ptr,
+    states: Ptr,
+    embed: Ptr,
+    tokens: Ptr,
+    chosen: Ptr,
+    rows: Ptr,
+    width: int,
+    state_stride: int,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Begin a block: its golden token and what that adds to the first row; its states before their terms."""
+    block = tl.program_id(0).to(tl.int64)
+    token = tl.load(golden + block)
+    tl.store(tokens + block * (SIZE + 1), token)
+    lane = tl.arange(0, LANES)
+    found = tl.load(embed + token * WIDTH + lane, lane < WIDTH, other=0.0)
+    tl.store(chosen + block * WIDTH + lane, found, lane < WIDTH)
+    line = rows + block * SIZE * (width + WIDTH)
+    tl.store(line + width + lane, found, lane < WIDTH)
+    for i in tl.static_range(SIZE):
+        for first in range(0, width, TILE):
+            d = first + tl.arange(0, TILE)
+            state = tl.load(states + block * state_stride + i * width + d, d < width, other=0.0)
+            tl.store(line + i * (width + WIDTH) + d, state, d < width)
+
+
+@kernel
 def _pick_kernel(
     base: Ptr,
     terms: Ptr,
@@ -24,12 +55,15 @@ def _pick_kernel(
     logits: Ptr,
     tokens: Ptr,
     chosen: Ptr,
+    rows: Ptr,
     num_outputs: int,
     token_stride: int,
+    row_stride: int,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
     TILE: tl.constexpr,
+    IS_LAST: tl.constexpr,
 ) -> None:
     """Add a block's term, take the largest, the lowest of equals, and read what it adds to the next row."""
     block = tl.program_id(0).to(tl.int64)
@@ -50,7 +84,9 @@ def _pick_kernel(
     tl.store(tokens + block * token_stride, token)
     lane = tl.arange(0, LANES)
     found = tl.load(embed + token * WIDTH + lane, lane < WIDTH, other=0.0)
-    tl.store(chosen + block * WIDTH + lane, found, lane < WIDTH)
+    if not IS_LAST:
+        tl.store(chosen + block * WIDTH + lane, found, lane < WIDTH)
+        tl.store(rows + block * row_stride + lane, found, lane < WIDTH)
 
 
 def markov_decode(
@@ -64,24 +100,30 @@ def markov_decode(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See ``Ops.markov_decode``."""
     count, size, width = base_logits.shape[0], base_logits.shape[1], embed.shape[1]
+    depth, place = states.shape[2], golden.device
     base, logits = base_logits.contiguous(), torch.empty_like(base_logits)
-    tokens = torch.empty(count, 1 + size, dtype=torch.int64, device=golden.device)
-    tokens[:, 0] = golden
-    before = torch.empty(size + 1, count, width, device=golden.device)
-    torch.index_select(embed, 0, golden, out=before[0])
+    tokens = torch.empty(count, 1 + size, dtype=torch.int64, device=place)
+    chosen = torch.empty(count, width, device=place)
+    rows = torch.empty(count, size, depth + width, device=place)
+    sizes = {"SIZE": size, "WIDTH": width, "LANES": power_of_two(width)}
+    launch(
+        _start_kernel,
+        (count,),
+        *(golden.contiguous(), states.contiguous(), embed, tokens, chosen, rows, depth, size * depth),
+        TILE=min(_TILE, power_of_two(depth)),
+        **sizes,
+    )
     for i in range(size):
-        terms = ops.linear_fp32(before[i], head)
+        terms = ops.linear_fp32(chosen, head)
         launch(
             _pick_kernel,
             (count,),
-            *(base[:, i:], terms, embed, logits[:, i:], tokens[:, i + 1 :], before[i + 1]),
-            *(base.shape[2], tokens.stride(0)),
+            *(base[:, i:], terms, embed, logits[:, i:], tokens[:, i + 1 :], chosen),
+            *(rows[:, min(i + 1, size - 1), depth:], base.shape[2], tokens.stride(0), rows.stride(0)),
             num_warps=8,
-            SIZE=size,
-            WIDTH=width,
-            LANES=power_of_two(width),
             TILE=min(_TILE, power_of_two(base.shape[2])),
+            IS_LAST=i + 1 == size,
+            **sizes,
         )
-    rows = torch.cat([states, before[:size].transpose(0, 1)], 2).flatten(0, 1)
-    scores = ops.linear_fp32(rows, confidence).view(count, size)
+    scores = ops.linear_fp32(rows.flatten(0, 1), confidence).view(count, size)
     return tokens, logits, scores.clamp(-CONFIDENCE_CLAMP, CONFIDENCE_CLAMP)

@@ -94,9 +94,12 @@ def drafting(draw: np.random.Generator, vocabulary: int = 70) -> list[str]:
     wrong = different(draft_chains.draft_rows(ops, *given), ops.draft_rows(*given))
     head, sure = ops.pack_linear((real(vocabulary, 12) > 1).float()), ops.pack_linear(real(1, 52) * 9)
     base = (real(count, BLOCK, vocabulary) * 4).round() / 4
-    parts = golden, real(count, BLOCK, 40), base, real(vocabulary, 12).round(), head, sure
-    pairs = zip(draft_chains.markov_decode(ops, *parts), ops.markov_decode(*parts), strict=True)
-    return wrong + [f"markov {i}" for i, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
+    states, embed = real(count, BLOCK, 40), real(vocabulary, 12).round()
+    for kept in (1, 2, BLOCK):
+        parts = golden, states[:, :kept], base[:, :kept], embed, head, sure
+        pairs = zip(draft_chains.markov_decode(ops, *parts), ops.markov_decode(*parts), strict=True)
+        wrong += [f"markov {kept} {i}" for i, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
+    return wrong
 
 
 def main() -> None:
