@@ -104,7 +104,11 @@ class FastGpuOps(GpuOps):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         flat = streams.flatten(1).contiguous()
-        products, squares = self.linear_fp32(flat, fn), row_sums.square_sums(flat)
+        if isinstance(fn, FastLinear) and fn.num_parts == 3:
+            parts = fast_linear.part_products(flat, fn, self._workspace)
+            products, squares = row_sums.site_sums(flat, parts)
+        else:
+            products, squares = self.linear_fp32(flat, fn), row_sums.square_sums(flat)
         return hyper.mix(flat, products, squares, base, scale, iterations, hc_eps, rms_eps)
 
     def index_select(

@@ -73,6 +73,21 @@ def _sum_kernel(
     tl.store(out + row * stride + n, rounded(total, BF16), n < num_outputs)
 
 
+def _aligned(rows: torch.Tensor) -> torch.Tensor:
+    """Filled up with zeros to a multiple of 8 inputs, where the tensor units can read them."""
+    depth = rows.shape[1]
+    if depth % 8 or rows.data_ptr() % 16 or rows.stride(0) % 8 or rows.stride(1) != 1:
+        rows = torch.nn.functional.pad(rows, (0, -depth % 8)).contiguous()
+    return rows
+
+
+def part_products(x: torch.Tensor, weight: FastLinear, workspace: Workspace) -> torch.Tensor:
+    """``x`` float32 [T, K] times each part of a weight of one group: float32 [T, P * N], to be summed."""
+    given = x if rounds_rows(len(x), x.device) else x.to(torch.bfloat16)
+    parts = torch.empty(len(x), weight.parts.shape[1], dtype=torch.float32, device=x.device)
+    return multiply(_aligned(given), weight.parts[0], parts, workspace) if len(x) else parts
+
+
 def linear(x: torch.Tensor, weight: FastLinear, workspace: Workspace, bf16: bool) -> torch.Tensor:
     """``x`` float32 [T, G * K] of bfloat16 values -> float32 [T, G * N], rounded to bfloat16 if ``bf16``.
 
@@ -87,9 +102,7 @@ def linear(x: torch.Tensor, weight: FastLinear, workspace: Workspace, bf16: bool
         return out
     given = x if rounds_rows(len(x), x.device) else x.to(torch.bfloat16)
     for group in range(groups):
-        rows = given[:, group * depth : (group + 1) * depth]
-        if depth % 8 or rows.data_ptr() % 16 or rows.stride(0) % 8 or rows.stride(1) != 1:
-            rows = torch.nn.functional.pad(rows, (0, -depth % 8)).contiguous()
+        rows = _aligned(given[:, group * depth : (group + 1) * depth])
         own = out[:, group * outputs : (group + 1) * outputs]
         if weight.num_parts == 1:
             multiply(rows, weight.parts[group], own, workspace, bf16)

@@ -51,6 +51,31 @@ def _squares_kernel(x: Ptr, out: Ptr, width: int, TILE: tl.constexpr) -> None:
 
 
 @kernel
+def _site_kernel(
+    x: Ptr,
+    parts: Ptr,
+    products: Ptr,
+    squares: Ptr,
+    width: int,
+    num_outputs: int,
+    TILE: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+) -> None:
+    """``_squares_kernel``, and ``(p_0 + p_1) + p_2`` of the products of the row."""
+    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
+    total = tl.zeros((TILE,), tl.float32)
+    for first in range(0, width, TILE):
+        value = tl.load(x + row * width + first + lane, first + lane < width, other=0.0)
+        total = tl.fma(value, value, total)
+    tl.store(squares + row, tl.sum(total, axis=0))
+    n = tl.arange(0, OUTPUTS)
+    inside, source = n < num_outputs, parts + row * 3 * num_outputs + n
+    found = tl.load(source, inside, other=0.0) + tl.load(source + num_outputs, inside, other=0.0)
+    found = found + tl.load(source + 2 * num_outputs, inside, other=0.0)
+    tl.store(products + row * num_outputs + n, found, inside)
+
+
+@kernel
 def _gate_kernel(
     streams: Ptr,
     kv: Ptr,
@@ -151,6 +176,28 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float, bf16: bool) -> tor
     arguments = (rows, gain.contiguous(), out, eps, rows.shape[1])
     launch(_norm_kernel, (len(rows),), *arguments, TILE=_tile(rows.shape[1]), BF16=bf16)
     return out
+
+
+def site_sums(x: torch.Tensor, parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sums that mixes begin with, in one launch.
+
+    Args:
+        x: float32 [T, D].
+        parts: float32 [T, 3 * N], products of the rows with three parts of a weight.
+
+    Returns:
+        Products [T, N], and sums of squares [T].
+    """
+    count, num_outputs = len(x), parts.shape[1] // 3
+    products, squares = x.new_empty(count, num_outputs), x.new_empty(count)
+    launch(
+        _site_kernel,
+        (count,),
+        *(x, parts, products, squares, x.shape[1], num_outputs),
+        TILE=_tile(x.shape[1]),
+        OUTPUTS=power_of_two(num_outputs),
+    )
+    return products, squares
 
 
 def square_sums(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Latents in one launch against the three they stand for, in the interpreter; prints JSON."""
+"""Latents, and sums before mixes, in one launch against those they stand for, interpreted; prints JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ make_exact()
 
 from deepinfer.kernels import chains  # noqa: E402
 from deepinfer.kernels.dispatch import select_ops  # noqa: E402
-from deepinfer.kernels.gpu import latents  # noqa: E402
+from deepinfer.kernels.gpu import fast_linear, latents, row_sums  # noqa: E402
 from deepinfer.kernels.operands import Rotary  # noqa: E402
 
 
@@ -33,6 +33,15 @@ def main() -> None:
             if not torch.equal(found.view(torch.int32), wanted.view(torch.int32)):
                 wrong.append([name, num_rows, width, num_pairs])
             control |= not torch.equal(getattr(ops, name)(x, weight, gain, 1e-6, other), wanted)
+    for num_rows, width in ((1, 96), (5, 160)):
+        x, weight = torch.randn(num_rows, width, generator=draw), torch.randn(24, width, generator=draw)
+        packed = ops.pack_linear(weight)
+        assert packed.num_parts == 3
+        parts = fast_linear.part_products(x, packed, ops._workspace)
+        found = row_sums.site_sums(x, parts)
+        for one, other in zip(found, (ops.linear_fp32(x, packed), row_sums.square_sums(x)), strict=True):
+            if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
+                wrong.append(["site_sums", num_rows, width])
     refused = not latents.fits(48) and not latents.fits(8192) and latents.fits(4096)
     print(json.dumps({"wrong": wrong, "control": control and refused}))
 
