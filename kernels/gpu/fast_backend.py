@@ -18,6 +18,7 @@ from deepinfer.kernels.gpu import (
     pool_attention,
     pool_index,
     record_ops,
+    rope,
     row_sums,
     sampling,
 )
@@ -91,6 +92,13 @@ class FastGpuOps(GpuOps):
         found = self.rms_norm(product, gain, eps)
         self.rotate_(found[:, None], rotary.cos, rotary.sin, rotary.positions)
         return self.mxfp8_(found) if mxfp8 else found
+
+    def attention_output(
+        self, mixed: torch.Tensor, rotary: Rotary, wo_a: FastLinear, wo_b: FastLinear
+    ) -> torch.Tensor:
+        """See ``Ops``."""
+        turned = rope.rotated(mixed, rotary.cos, rotary.sin, rotary.positions, True, True)
+        return self.linear(self.linear(turned.flatten(1), wo_a), wo_b)
 
     def hc_mix(  # type: ignore[override]
         self,

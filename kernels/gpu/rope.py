@@ -14,6 +14,7 @@ _HEADS = 8
 @kernel
 def _rotate_kernel(
     x: Ptr,
+    out: Ptr,
     cos: Ptr,
     sin: Ptr,
     positions: Ptr,
@@ -23,8 +24,10 @@ def _rotate_kernel(
     INVERSE: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
+    COPIED: tl.constexpr,
     BF16: tl.constexpr,
 ) -> None:
+    """Some heads of a row, from ``x`` to ``out``; COPIED, if not 0, holds all channels before those."""
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pairs = tl.arange(0, PAIRS)
@@ -33,12 +36,17 @@ def _rotate_kernel(
     s = tl.load(sin + table + pairs, pairs < num_pairs, other=0.0)[None, :]
     if INVERSE:
         s = -s
-    first = x + (row * num_heads + heads)[:, None] * width + (width - 2 * num_pairs + 2 * pairs)[None, :]
+    head = (row * num_heads + heads)[:, None] * width
+    place = head + (width - 2 * num_pairs + 2 * pairs)[None, :]
     inside = (heads < num_heads)[:, None] & (pairs < num_pairs)[None, :]
-    x0, x1 = tl.load(first, inside, other=0.0), tl.load(first + 1, inside, other=0.0)
+    x0, x1 = tl.load(x + place, inside, other=0.0), tl.load(x + place + 1, inside, other=0.0)
     c, s = tl.broadcast_to(c, (HEADS, PAIRS)), tl.broadcast_to(s, (HEADS, PAIRS))
-    tl.store(first, rounded(tl.fma(x0, c, -(x1 * s)), BF16), inside)
-    tl.store(first + 1, rounded(tl.fma(x0, s, x1 * c), BF16), inside)
+    tl.store(out + place, rounded(tl.fma(x0, c, -(x1 * s)), BF16), inside)
+    tl.store(out + place + 1, rounded(tl.fma(x0, s, x1 * c), BF16), inside)
+    if COPIED > 0:
+        d = tl.arange(0, COPIED)[None, :]
+        inside = (heads < num_heads)[:, None] & (d < width - 2 * num_pairs)
+        tl.store(out + head + d, tl.load(x + head + d, inside, other=0.0), inside)
 
 
 def rotate_(
@@ -56,11 +64,44 @@ def rotate_(
     """
     if not x.is_contiguous():
         raise ValueError("rotate_: x must be contiguous, it is changed in place")
-    num_rows, num_heads, width = x.shape
-    num_pairs = cos.shape[1]
-    grid = (num_rows, ceil_div(num_heads, _HEADS))
-    constants = {"INVERSE": inverse, "HEADS": _HEADS, "PAIRS": power_of_two(num_pairs), "BF16": bf16}
-    launch(
-        _rotate_kernel, grid, x, cos, sin, positions, num_heads, width, num_pairs, num_warps=1, **constants
-    )
+    _rotate(x, x, cos, sin, positions, inverse, bf16)
     return x
+
+
+def rotated(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    inverse: bool,
+    bf16: bool,
+) -> torch.Tensor:
+    """The same as a new tensor."""
+    source = x.contiguous()
+    out = torch.empty_like(source)
+    _rotate(source, out, cos, sin, positions, inverse, bf16)
+    return out
+
+
+def _rotate(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    inverse: bool,
+    bf16: bool,
+) -> None:
+    (num_rows, num_heads, width), num_pairs = x.shape, cos.shape[1]
+    copied = width - 2 * num_pairs if out is not x else 0
+    launch(
+        _rotate_kernel,
+        (num_rows, ceil_div(num_heads, _HEADS)),
+        *(x, out, cos, sin, positions, num_heads, width, num_pairs),
+        num_warps=4 if copied else 1,
+        INVERSE=inverse,
+        HEADS=_HEADS,
+        PAIRS=power_of_two(num_pairs),
+        COPIED=power_of_two(copied) if copied else 0,
+        BF16=bf16,
+    )

@@ -11,7 +11,7 @@ make_exact()
 
 from deepinfer.kernels import chains  # noqa: E402
 from deepinfer.kernels.dispatch import select_ops  # noqa: E402
-from deepinfer.kernels.gpu import fast_linear, latents, row_sums  # noqa: E402
+from deepinfer.kernels.gpu import fast_linear, latents, rope, row_sums  # noqa: E402
 from deepinfer.kernels.operands import Rotary  # noqa: E402
 
 
@@ -42,6 +42,13 @@ def main() -> None:
         for one, other in zip(found, (ops.linear_fp32(x, packed), row_sums.square_sums(x)), strict=True):
             if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
                 wrong.append(["site_sums", num_rows, width])
+        heads = torch.randn(num_rows, 11, width, generator=draw)
+        tables = torch.randn(2, 40, width // 8, generator=draw)
+        turn = tables[0], tables[1], torch.arange(num_rows) + 5, True, True
+        found, kept = rope.rotated(heads, *turn), heads.clone()
+        if not torch.equal(found.view(torch.int32), rope.rotate_(kept, *turn).view(torch.int32)):
+            wrong.append(["rotated", num_rows, width])
+        control &= not torch.equal(found, heads)
     refused = not latents.fits(48) and not latents.fits(8192) and latents.fits(4096)
     print(json.dumps({"wrong": wrong, "control": control and refused}))
 
