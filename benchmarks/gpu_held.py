@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from gpu_speculation import BATCHES
@@ -50,14 +50,14 @@ class Subject:
 
     @property
     def fewest(self) -> int:
-        """Sequences below which new ones are added: an eighth may be missing, so that prompts are few."""
-        return self.batch - self.batch // 8
+        """Sequences below which new ones are added: a quarter may be missing, so that prompts are few."""
+        return self.batch * 3 // 4 + 1
 
     def stretch(self, steps: int, is_measured: bool) -> None:
         """Decode so many steps; the first ones, in flight or alone, do not count."""
         first = len(self.log.steps) + 2
         for _ in range(steps):
-            if len(self.core._live) < max(1, self.fewest):
+            if len(self.core._live) < self.fewest:
                 self._fill()
             self.core.step()
         if not is_measured:
@@ -67,12 +67,14 @@ class Subject:
             step
             for before, step in pairwise(landed)
             if before["kind"] == step["kind"] == "TurnRun" and step["how"] == "played"
-            if step["sequences"] >= max(1, self.fewest)
+            if step["sequences"] >= self.fewest
         ]
         self.tokens += sum(step["tokens"] for step in counted)
         self.shares += sum(step["sequences"] for step in counted)
         self.times += [step["ms"] for step in counted]
-        self.speeds.append(1e3 * sum(s["tokens"] for s in counted) / sum(s["ms"] for s in counted))
+        # a turn of a few sequences less takes as long, so what one gives is scaled to all of them
+        each = sum(step["tokens"] for step in counted) / sum(step["sequences"] for step in counted)
+        self.speeds.append(1e3 * self.batch * each / fmean(step["ms"] for step in counted))
 
     def _fill(self) -> None:
         params = SamplingParams(temperature=0.0, seed=7, max_tokens=_NEW_TOKENS, ignore_eos=True)
@@ -83,7 +85,7 @@ class Subject:
 
 
 def held_speed(
-    config: EngineConfig, seconds: float, batches: Sequence[int] = BATCHES, rounds: int = 5, steps: int = 100
+    config: EngineConfig, seconds: float, batches: Sequence[int] = BATCHES, rounds: int = 5, steps: int = 80
 ) -> dict[str, Any]:
     """Tokens a second of every policy, medians of alternating stretches; ``seconds`` bound them."""
     base = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))

@@ -11,8 +11,8 @@ MAX_ROWS = 384
 
 
 def sequence_bucket(count: int) -> int:
-    """1, 2, 4, then multiples of 8."""
-    return count if count <= 2 else 4 if count <= 4 else -(-count // 8) * 8
+    """1, 2, 4, 8, then multiples of 16."""
+    return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 16) * 16
 
 
 def row_bucket(count: int) -> int:
