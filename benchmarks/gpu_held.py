@@ -69,6 +69,8 @@ class Subject:
             if before["kind"] == step["kind"] == "TurnRun" and step["how"] == "played"
             if step["sequences"] >= self.fewest
         ]
+        if not counted:  # turns that are not recorded say nothing
+            return
         self.tokens += sum(step["tokens"] for step in counted)
         self.shares += sum(step["sequences"] for step in counted)
         self.times += [step["ms"] for step in counted]
@@ -109,6 +111,10 @@ def held_speed(
                 subject.stretch(steps, True)
             if time.perf_counter() - started > seconds * (number + 1) / len(batches):
                 break
+        subjects = {policy: subject for policy, subject in subjects.items() if subject.speeds}
+        if "off" not in subjects:
+            seen.append(f"{batch}: no recorded turns")
+            continue
         speeds = {policy: median(subject.speeds) for policy, subject in subjects.items()}
         for policy, subject in subjects.items():
             count = subject.core.launcher.num_recorded
