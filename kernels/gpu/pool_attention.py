@@ -18,8 +18,8 @@ from deepinfer.kernels.gpu.row_sources import RowSource, floats, packed, rows_of
 from deepinfer.kernels.operands import PagedRecords
 
 _SLOTS = 32
-_STAGES = 3
-"""Loads in flight, moves no bit: few rows wait for one load after the other, many for instructions."""
+_STAGES, _RECORD_STAGES = 3, 1
+"""Loads in flight, by kind of rows; move no bit. Asking for codes ahead cost more than waiting (measured)."""
 _LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -125,7 +125,7 @@ def sparse_attention(
     sink: torch.Tensor,
 ) -> torch.Tensor:
     """See ``Ops.sparse_attention``: float32 [T, H, C] of bfloat16 values in and out, pools float32 [P, C]."""
-    return _attend(q, floats(window), window_slots, floats(main), main_slots, None, sink)
+    return _attend(q, floats(window), window_slots, floats(main), main_slots, None, sink, _STAGES)
 
 
 def attend_records(
@@ -135,7 +135,7 @@ def attend_records(
     pages: PagedRecords,
     entries: torch.Tensor,
     sink: torch.Tensor,
-    stages: int = _STAGES,
+    stages: int = _RECORD_STAGES,
 ) -> torch.Tensor:
     """See ``Ops.attend_records``; the bits of ``sparse_attention`` over what the records decode to."""
     return _attend(q, packed(window), window_slots, packed(pages.records), entries, pages.table, sink, stages)
@@ -149,7 +149,7 @@ def _attend(
     far_slots: torch.Tensor,
     table: torch.Tensor | None,
     sink: torch.Tensor,
-    stages: int = _STAGES,
+    stages: int,
 ) -> torch.Tensor:
     queries, slots, chosen = q.contiguous(), near_slots.contiguous(), far_slots.contiguous()
     out = torch.empty_like(queries)
