@@ -2,10 +2,10 @@
 
 The slots of a row are cut into tiles of 64, window first; even tiles are one program's, odd ones the
 other's. In a program two warp groups fetch records and decode them into shared memory, one computes scores,
-softmax so far and weights (both in ``hopper_weights.py``), two add weighted values, half of the channels
-each; they are at different tiles at a time. In the end each program leaves the other one its sums of half of
-the channels and finishes the rest: a sum of two terms has one order. Which tile goes where follows from slot
-numbers alone, so every value is one fixed sequence of operations, however many rows there are.
+softmax so far and weights (both in ``hopper_weights.py``), two add weighted values; they are at different
+tiles at a time. In the end each program leaves the other one its sums of half of the channels and finishes
+the rest: a sum of two terms has one order. Which tile goes where follows from slot numbers alone, so every
+value is one fixed sequence of operations, however many rows there are.
 
 Written in Gluon, because what matters here, who waits for whom, cannot be said in Triton. There is no
 interpreter for it: ``packed_attention.py`` is the same function for other chips and for tests without one,
@@ -43,42 +43,39 @@ from deepinfer.kernels.gpu.warp_groups import (
 )
 
 WIDTH = 512
-_REGISTERS = (160, 64, 48)
-"""Of a thread that adds values, of one that scores, of one that decodes: all that a multiprocessor has. What
-spills is read and written once a row."""
+_REGISTERS = (64, 48)
+"""Of a thread that scores, of one that decodes; 160 are left for one that adds. With eight less for the last,
+the compiler moves accumulators to memory and back in every tile.
+"""
 _ROWS = 512
 """Rows of one launch, if the caller has no workspace."""
 
 
 @warp_device
-def _add(
-    ends: Block,
-    place: Block,
-    shared: Block,
-    NUM_TILES: gl.constexpr,
-    WHICH: gl.constexpr,
-) -> None:
-    """Weighted values [64, 256] of half ``WHICH`` of the channels, and the end of the row."""
+def _add(ends: Block, place: Block, shared: Block, NUM_TILES: gl.constexpr) -> None:
+    """Weighted values [64, 512] of all tiles, and the end of the row. The half of the channels that this
+    program finishes is apart from the half that it leaves to the other.
+    """
     q, _, _, _, _, num_heads = ends
     queries, tiles, weights, sums, _, known, empty, ready, done = shared
+    _, _, split = place
     after_launches_before()
-    load_queries(q, queries, place, num_heads, ready, WHICH)
-    acc = gl.zeros([64, 256], gl.float32, layout=VALUES)
+    load_queries(q, queries, place, num_heads, ready)
+    mine = gl.zeros([64, 256], gl.float32, layout=VALUES)
+    theirs = gl.zeros([64, 256], gl.float32, layout=VALUES)
+    halves = tiles._reinterpret(gl.bfloat16, [4, 64, 256], TILE)
     for tile in range(NUM_TILES):
         mbarrier.wait(known.index(tile % 2), tile // 2 & 1)
-        factor = sums.index(tile % 2).load(gl.SliceLayout(1, VALUES))
-        acc = acc * factor[:, None]
+        factor = sums.index(tile % 2).load(gl.SliceLayout(1, VALUES))[:, None]
+        mine, theirs = mine * factor, theirs * factor
         base = hidden(tile % 2)
-        values = tiles.index(base * 2 + WHICH)._reinterpret(gl.bfloat16, [64, 256], TILE)
-        acc = warpgroup_mma(weights.index(base), values, acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+        own, other = halves.index(base * 2 + split), halves.index(base * 2 + 1 - split)
+        mine = warpgroup_mma(weights.index(base), own, mine, is_async=True)
+        theirs = warpgroup_mma(weights.index(base), other, theirs, is_async=True)
+        mine, theirs = warpgroup_mma_wait(0, deps=(mine, theirs))
         gl.thread_barrier()
         mbarrier.arrive(empty.index(tile % 2), count=1)
-    mbarrier.wait(done, 0)
-    total = sums.index(2).load(gl.SliceLayout(1, VALUES))
-    largest = sums.index(3).load(gl.SliceLayout(1, VALUES))
-    page = tiles.index(WHICH)._reinterpret(gl.bfloat16, [64, 256], TILE).slice(0, 128, dim=1)
-    exchange(acc, total, largest, ends, place, page, WHICH)
+    exchange(mine, theirs, sums, done, ends, place, halves.index(0))
 
 
 @warp_kernel
@@ -102,25 +99,25 @@ def _attend_kernel(
     FAR: gl.constexpr,
     NEAR_TILES: gl.constexpr,
     FAR_TILES: gl.constexpr,
-    ADDING: gl.constexpr,
     SCORING: gl.constexpr,
     DECODING: gl.constexpr,
 ) -> None:
     """NEAR_TILES, FAR_TILES: of each program."""
     queries = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], TILE)
-    tiles = gl.allocate_shared_memory(gl.int32, [4, 64, 128], TILE_WORDS)
+    tiles = gl.allocate_shared_memory(gl.int32, [2, 64, 256], TILE_WORDS)
     weights = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], TILE)
     sums = gl.allocate_shared_memory(gl.float32, [4, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
     known = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
-        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(full.index(2 * i), count=1)
+        mbarrier.init(full.index(2 * i + 1), count=1)
         mbarrier.init(known.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
-    mbarrier.init(ready, count=2)
+        mbarrier.init(empty.index(i), count=1)
+    mbarrier.init(ready, count=1)
     mbarrier.init(done, count=1)
     fence_async_shared()
     next_may_begin()
@@ -130,13 +127,12 @@ def _attend_kernel(
     shared = (queries, tiles, weights, sums, full, known, empty, ready, done)
     gl.warp_specialize(
         [
-            (_add, (ends, place, shared, NEAR_TILES + FAR_TILES, 0)),
-            (_add, (ends, place, shared, NEAR_TILES + FAR_TILES, 1)),
+            (_add, (ends, place, shared, NEAR_TILES + FAR_TILES)),
             (score, (pools, counts, place, shared, scale, NEAR_TILES, FAR_TILES)),
             (decode, (pools, counts, place, shared, NEAR, FAR, NEAR_TILES, FAR_TILES)),
         ],
-        [4, 4, 8],
-        [ADDING, SCORING, DECODING],
+        [4, 8],
+        [SCORING, DECODING],
     )
 
 
@@ -161,7 +157,7 @@ def attend(
     if width != WIDTH:
         raise ValueError("attend: this kernel has 512 channels")
     out, far = torch.empty_like(q), words_of(main)
-    parts = 4 * ceil_div(num_heads, 64)
+    parts = 2 * ceil_div(num_heads, 64)
     if workspace is None:
         rows = min(num_rows, _ROWS)
         workspace = Workspace.on(q.device, rows * parts * PARTIAL.value, rows * parts)
@@ -173,7 +169,7 @@ def attend(
         "FAR": words_of_record(main),
         "NEAR_TILES": max(1, ceil_div(window_slots.shape[1], SPLITS.value * SLOTS.value)),
         "FAR_TILES": ceil_div(main_slots.shape[1], SPLITS.value * SLOTS.value),
-        **dict(zip(("ADDING", "SCORING", "DECODING"), _REGISTERS, strict=True)),
+        **dict(zip(("SCORING", "DECODING"), _REGISTERS, strict=True)),
     }
     scale = 2.0**32 * width**-0.5 * 1.4426950408889634
     for low in range(0, num_rows, step):
@@ -185,7 +181,7 @@ def attend(
             *(far, far.view(torch.int16), main_slots[part], sink, out[part]),
             *(workspace.partials, workspace.counters, scale),
             *(window_slots.shape[1], main_slots.shape[1], num_heads),
-            num_warps=4,
+            num_warps=8,
             early=True,
             **constants,
         )

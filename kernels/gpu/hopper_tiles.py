@@ -31,6 +31,21 @@ FAR_PAIRS: gl.constexpr = gl.constexpr(
         [[0, 4]], [[1, 0], [2, 0], [4, 0], [0, 1], [0, 2]], [[8, 0], [16, 0], [32, 0]], [], [64, 8]
     )
 )
+NEAR_WORDS: gl.constexpr = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 16], [0, 32]],
+        [[1, 0], [2, 0], [4, 0], [0, 4], [0, 8]],
+        [[8, 0], [16, 0], [32, 0]],
+        [],
+        [64, 64],
+    )
+)
+NEAR_SCALES: gl.constexpr = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 4], [0, 8]], [[1, 0], [2, 0], [4, 0], [0, 1], [0, 2]], [[8, 0], [16, 0], [32, 0]], [], [64, 16]
+    )
+)
+_ASKING: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 1], [8, 4], [8, 1], [1, 0]))
 TILE: gl.constexpr = gl.constexpr(gl.NVMMASharedLayout(128, 16))
 TILE_WORDS: gl.constexpr = gl.constexpr(gl.NVMMASharedLayout(128, 32))
 
@@ -42,9 +57,9 @@ def _far_codes(words: Block, factors: Block) -> Block:
         """{
         .reg .b32 a, b, z;
         mov.b32 z, 0x80008000;
-        shl.b32 a, $4, 12; and.b32 a, a, z; shl.b32 b, $4, 6; lop3.b32 a, b, 0x01C001C0, a, 0xEA;
+        and.b32 a, $4, 0x000F000F; mul.lo.u32 a, a, 0x1040; and.b32 a, a, 0x81C081C0;
         fma.rn.bf16x2 $0, a, $5, z;
-        shl.b32 a, $4, 8; and.b32 a, a, z; shl.b32 b, $4, 2; lop3.b32 a, b, 0x01C001C0, a, 0xEA;
+        and.b32 a, $4, 0x00F000F0; mul.lo.u32 a, a, 0x0104; and.b32 a, a, 0x81C081C0;
         fma.rn.bf16x2 $1, a, $5, z;
         shl.b32 a, $4, 4; and.b32 a, a, z; shr.u32 b, $4, 2; lop3.b32 a, b, 0x01C001C0, a, 0xEA;
         fma.rn.bf16x2 $2, a, $5, z;
@@ -82,7 +97,7 @@ def _near_codes(low: Block, high: Block, factors: Block) -> Block:
         is_pure=True,
         pack=1,
     )
-    return gl.join(gl.join(d0, d2), gl.join(d1, d3)).reshape([64, 64])
+    return gl.join(gl.join(d0, d2), gl.join(d1, d3)).reshape([64, 128])
 
 
 @warp_device
@@ -115,11 +130,11 @@ def _far_factors(pairs: Block) -> Block:
 
 @warp_device
 def _near_factors(scales: Block) -> Block:
-    """Factors of pairs of MXFP8 words [64, 16] from the e8m0 bytes of words [64, 8]; 255 is NaN."""
+    """Factors of pairs of MXFP8 words [64, 32] from the e8m0 bytes of words [64, 16]; 255 is NaN."""
     wide = scales.to(gl.int32)
     pattern = gl.where(wide == 255, 0x7FC0, gl.minimum(wide + 88, 254) << 7)
     pattern = pattern | (pattern << 16)
-    return gl.join(pattern, pattern).reshape([64, 16])
+    return gl.join(pattern, pattern).reshape([64, 32])
 
 
 @warp_device
@@ -130,40 +145,56 @@ def slot_of(slots: Block, row: Block, num_slots: Block, tile: Block) -> Block:
 
 
 @warp_device
+def _load(
+    start: Block, slot: Block, step: Block, NUM: gl.constexpr, PLACE: gl.constexpr, EACH: gl.constexpr
+) -> Block:
+    """``NUM`` numbers of records [64], each ``EACH`` times; ``start`` is where the first one has them; zeros
+    of absent ones.
+    """
+    column = gl.arange(0, NUM * EACH, layout=gl.SliceLayout(0, PLACE)) // EACH
+    slot = gl.convert_layout(slot, gl.SliceLayout(1, PLACE))
+    at = (start + column)[None, :] + (slot.to(gl.int64) * step)[:, None]
+    return gl.load(at, mask=(slot >= 0)[:, None], other=0)
+
+
+@warp_device
 def load_far(words: Block, pairs: Block, slot: Block, STEP: gl.constexpr) -> tuple[Block, Block]:
-    """Half of FP4 records: words [64, 32], scale pairs [64, 8]; zeros of absent ones."""
-    column = gl.arange(0, 32, layout=gl.SliceLayout(0, FAR_WORDS))
-    at = slot.to(gl.int64)[:, None] * STEP + column[None, :]
-    codes = gl.load(words + at, mask=(slot >= 0)[:, None], other=0)
-    slot = gl.convert_layout(slot, gl.SliceLayout(1, FAR_PAIRS))
-    column = gl.arange(0, 8, layout=gl.SliceLayout(0, FAR_PAIRS))
-    at = slot.to(gl.int64)[:, None] * (2 * STEP) + (128 + column)[None, :]
-    return codes, gl.load(pairs + at, mask=(slot >= 0)[:, None], other=0)
+    """Half of FP4 records: words [64, 32], scale pairs [64, 8]."""
+    codes = _load(words, slot, STEP, 32, FAR_WORDS, 1)
+    return codes, _load(pairs + 128, slot, 2 * STEP, 8, FAR_PAIRS, 1)
 
 
 @warp_device
-def load_near(
-    words: Block, bytes_: Block, slot: Block, STEP: gl.constexpr, PART: gl.constexpr
-) -> tuple[Block, Block]:
-    """Quarter ``PART`` of MXFP8 records: words [64, 32], scales [64, 8], each twice."""
-    column = gl.arange(0, 32, layout=gl.SliceLayout(0, FAR_WORDS))
-    at = slot.to(gl.int64)[:, None] * STEP + (PART * 32 + column)[None, :]
-    codes = gl.load(words + at, mask=(slot >= 0)[:, None], other=0)
-    slot = gl.convert_layout(slot, gl.SliceLayout(1, FAR_PAIRS))
-    column = gl.arange(0, 8, layout=gl.SliceLayout(0, FAR_PAIRS))
-    at = slot.to(gl.int64)[:, None] * (4 * STEP) + (512 + PART * 4 + column // 2)[None, :]
-    return codes, gl.load(bytes_ + at, mask=(slot >= 0)[:, None], other=0)
+def ask_far(words: Block, slot: Block, STEP: gl.constexpr) -> None:
+    """Bring FP4 records nearer, to the second cache."""
+    own = gl.convert_layout(slot, gl.SliceLayout(1, _ASKING))[:, None].broadcast_to([64, 4])
+    column = gl.minimum(24 * gl.arange(0, 4, layout=gl.SliceLayout(0, _ASKING)), 71)
+    gl.inline_asm_elementwise(
+        "{.reg .pred p; mov.b32 $0, 0; setp.ge.s32 p, $2, 0; @p prefetch.global.L2 [$1];}",
+        "=r,l,r",
+        [(words + column)[None, :] + own.to(gl.int64) * STEP, own],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @warp_device
-def decode_far(buffer: Block, codes: Block, pairs: Block) -> None:
-    """Half a tile of FP4 records into ``buffer`` int32 [64, 128]."""
-    buffer.store(_far_codes(codes, _far_factors(pairs)))
+def load_near(words: Block, bytes_: Block, slot: Block, STEP: gl.constexpr) -> tuple[Block, Block]:
+    """Half of MXFP8 records: words [64, 64], scales [64, 16], each twice."""
+    codes = _load(words, slot, STEP, 64, NEAR_WORDS, 1)
+    return codes, _load(bytes_ + 512, slot, 4 * STEP, 8, NEAR_SCALES, 2)
 
 
 @warp_device
-def decode_near(tiles: Block, tile: Block, codes: Block, scales: Block, PART: gl.constexpr) -> None:
-    """Quarter ``PART`` of a tile of MXFP8 records into the half of ``tiles`` that begins with ``tile``."""
-    low, high = gl.split(codes.reshape([64, 16, 2]))
+def decode_far(half: Block, codes: Block, pairs: Block) -> None:
+    """Half a tile of FP4 records into ``half`` int32 [64, 128]."""
+    half.store(_far_codes(codes, _far_factors(pairs)))
+
+
+@warp_device
+def decode_near(half: Block, codes: Block, scales: Block) -> None:
+    """Half a tile of MXFP8 records into ``half``."""
+    low, high = gl.split(codes.reshape([64, 32, 2]))
     factors = gl.convert_layout(_near_factors(scales), low.type.layout)
-    tiles.index(tile + PART // 2).slice(PART % 2 * 64, 64, dim=1).store(_near_codes(low, high, factors))
+    half.store(_near_codes(low, high, factors))

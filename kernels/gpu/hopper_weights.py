@@ -17,6 +17,8 @@ from deepinfer.kernels.gpu.hopper_rows import LOWEST, SCORES, hidden
 from deepinfer.kernels.gpu.hopper_tiles import (
     SLOTS,
     TILE,
+    TILE_WORDS,
+    ask_far,
     decode_far,
     decode_near,
     load_far,
@@ -31,11 +33,11 @@ SPLITS: gl.constexpr = gl.constexpr(2)
 
 
 @warp_device
-def filled(full: Block, tile: Block) -> None:
-    """The tile is complete, also for the matrix unit."""
+def filled(barrier: Block) -> None:
+    """What the group has written is complete, also for the matrix unit."""
     fence_async_shared()
     gl.thread_barrier()
-    mbarrier.arrive(full.index(tile % 2), count=1)
+    mbarrier.arrive(barrier, count=1)
 
 
 @warp_device
@@ -49,41 +51,42 @@ def decode(
     NEAR_TILES: gl.constexpr,
     FAR_TILES: gl.constexpr,
 ) -> None:
-    """Decode the program's tiles, in order, into two buffers in turn; loads run ahead by half a tile. A slot
-    past the end is -1, which loads nothing.
+    """Decode the program's tiles, in order, into two buffers in turn; loads run ahead by half a tile, and the
+    second cache is asked for records by another half. A slot past the end is -1, which loads nothing.
     """
     near, near_bytes, near_slots, far, far_pairs, far_slots = pools
     num_near, num_far = counts
     row, _, split = place
     _, tiles, _, _, full, _, empty, _, _ = shared
+    halves = tiles._reinterpret(gl.int32, [4, 64, 128], TILE_WORDS)
     after_launches_before()
     slot = slot_of(near_slots, row, num_near, split)
     far_slot = slot_of(far_slots, row, num_far, split)
+    next_slot = slot_of(far_slots, row, num_far, SPLITS + split)
+    ask_far(far, far_slot, FAR)
     for one in gl.static_range(NEAR_TILES):
-        c0, s0 = load_near(near, near_bytes, slot, NEAR, 0)
-        c1, s1 = load_near(near, near_bytes, slot, NEAR, 1)
-        c2, s2 = load_near(near, near_bytes, slot, NEAR, 2)
         mbarrier.wait(empty.index(one % 2), (one // 2 & 1) ^ 1)
-        decode_near(tiles, one % 2 * 2, c0, s0, 0)
-        c3, s3 = load_near(near, near_bytes, slot, NEAR, 3)
-        decode_near(tiles, one % 2 * 2, c1, s1, 1)
+        c0, s0 = load_near(near, near_bytes, slot, NEAR)
+        c1, s1 = load_near(near + 64, near_bytes + 8, slot, NEAR)
         slot = slot_of(near_slots, row, num_near, (one + 1) * SPLITS + split)
+        decode_near(halves.index(one % 2 * 2), c0, s0)
         if one == NEAR_TILES - 1:
-            d0, p0 = load_far(far, far_pairs, far_slot, FAR)
-        decode_near(tiles, one % 2 * 2, c2, s2, 2)
-        decode_near(tiles, one % 2 * 2, c3, s3, 3)
-        filled(full, one)
-    d1, p1 = load_far(far + 32, far_pairs + 8, far_slot, FAR)
-    far_slot = slot_of(far_slots, row, num_far, SPLITS + split)
-    for number in range(FAR_TILES):
-        tile = number + NEAR_TILES
+            codes, pairs = load_far(far, far_pairs, far_slot, FAR)
+        filled(full.index(one % 2 * 2))
+        decode_near(halves.index(one % 2 * 2 + 1), c1, s1)
+        filled(full.index(one % 2 * 2 + 1))
+    for number in range(2 * FAR_TILES):
+        tile, half = number // 2 + NEAR_TILES, number % 2
+        far_slot = gl.where(half == 0, far_slot, next_slot)
         mbarrier.wait(empty.index(tile % 2), (tile // 2 & 1) ^ 1)
-        decode_far(tiles.index(tile % 2 * 2), d0, p0)
-        d0, p0 = load_far(far, far_pairs, far_slot, FAR)
-        decode_far(tiles.index(tile % 2 * 2 + 1), d1, p1)
-        filled(full, tile)
-        d1, p1 = load_far(far + 32, far_pairs + 8, far_slot, FAR)
-        far_slot = slot_of(far_slots, row, num_far, (number + 2) * SPLITS + split)
+        ask_far(far, gl.where(half == 0, next_slot, -1), FAR)
+        # whoever waits for one load waits for all: these are sent when those of this half have come
+        other = 1 - half
+        next_codes, next_pairs = load_far(far + other * 32, far_pairs + other * 8, far_slot, FAR)
+        next_slot = slot_of(far_slots, row, num_far, (number + 3) // 2 * SPLITS + split)
+        decode_far(halves.index(tile % 2 * 2 + half), codes, pairs)
+        filled(full.index(tile % 2 * 2 + half))
+        codes, pairs = next_codes, next_pairs
 
 
 @warp_device
@@ -104,6 +107,8 @@ def score(
     largest = gl.full([64], LOWEST, gl.float32, layout=gl.SliceLayout(1, SCORES))
     total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, SCORES))
     zero = gl.zeros([64, 64], gl.float32, layout=SCORES)
+    halves = tiles._reinterpret(gl.bfloat16, [4, 64, 256], TILE)
+    one = gl.full([64, 64], 1.0, gl.float32, layout=SCORES)
     j = gl.arange(0, SLOTS, layout=gl.SliceLayout(0, SCORES))
     after_launches_before()
     mbarrier.wait(ready, 0)
@@ -116,24 +121,24 @@ def score(
             at = ((tile - NEAR_TILES) * SPLITS + split) * SLOTS + j
             slot = gl.load(far_slots + row * num_far + at, mask=at < num_far, other=-1)
         seen = (slot >= 0)[None, :]
-        mbarrier.wait(full.index(tile % 2), tile // 2 & 1)
-        base = hidden(tile % 2 * 2)
-        low = tiles.index(base)._reinterpret(gl.bfloat16, [64, 256], TILE)
-        high = tiles.index(base + 1)._reinterpret(gl.bfloat16, [64, 256], TILE)
-        half = hidden(tile * 0)
-        s = warpgroup_mma(queries.index(half), low.permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma(queries.index(half + 1), high.permute((1, 0)), s, is_async=True)
+        half, base = hidden(tile * 0), hidden(tile % 2 * 2)
+        mbarrier.wait(full.index(tile % 2 * 2), tile // 2 & 1)
+        low = halves.index(base).permute((1, 0))
+        s = warpgroup_mma(queries.index(half), low, zero, use_acc=False, is_async=True)
+        mbarrier.wait(full.index(tile % 2 * 2 + 1), tile // 2 & 1)
+        high = halves.index(base + 1).permute((1, 0))
+        s = warpgroup_mma(queries.index(half + 1), high, s, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-        s = gl.where(seen, s * scale, LOWEST)
-        new = gl.maximum(largest, gl.max(s, axis=1))
-        p = gl.where(seen, gl.exp2(s - new[:, None]), 0.0)
+        s = gl.where(seen, s, float("-inf"))
+        new = gl.maximum(largest, gl.max(s, axis=1) * scale)
+        p = gl.exp2(gl.fma(s, one * scale, (-new)[:, None].broadcast_to([64, 64])))
         factor = gl.exp2(largest - new)
         total = total * factor + gl.sum(p, axis=1)
         largest = new
         # the buffers of two tiles ago are free: the tile itself could not be full otherwise
         weights.index(tile % 2).store(p.to(gl.bfloat16))
         sums.index(tile % 2).store(factor)
-        filled(known, tile)
+        filled(known.index(tile % 2))
     sums.index(2).store(total)
     sums.index(3).store(largest)
     gl.thread_barrier()

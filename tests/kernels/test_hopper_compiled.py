@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="triton's compiler"),
 ]
 Found = dict[str, dict[str, int]]
-STACK = {"attend": 128, "window": 128}
+STACK = {"attend": 64, "window": 64}
 """Bytes a thread, where not 8."""
 
 
