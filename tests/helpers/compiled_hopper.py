@@ -1,4 +1,4 @@
-"""Compile the kernels for warp groups; print bytes of stack and matrix instructions of each as JSON.
+"""Compile the kernels for warp groups; print bytes of stack, what loops write there, and matrix instructions.
 
 Arguments: names of kernels among ``scan``, ``spilled``, ``within``, ``attend``, ``window``, ``inner`` and
 ``outer``.
@@ -17,7 +17,25 @@ import torch
 from compile_only import compile_only
 
 ROWS, HEADS, WIDTH, LENGTH, EXPERTS = 4, 64, 512, 4096, 4
+LONGEST = 1000
+"""Instructions of a loop; a warp that waits for its next task is in a longer one."""
 FOUND: dict[str, list[dict[str, int]]] = {}
+
+
+def stores_in_loops(assembly: str) -> int:
+    """Stores to the stack between labels and branches back to them."""
+    labels: dict[str, int] = {}
+    lines: list[str] = []
+    inside: set[int] = set()
+    for line in assembly.splitlines():
+        if label := re.match(r"\s*\.?(L_x_\d+):", line):
+            labels[label[1]] = len(lines)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            lines.append(instruction[1])
+            back = re.search(r"BRA.*`\(\.(L_x_\d+)\)", instruction[1])
+            if back and len(lines) - LONGEST < labels.get(back[1], len(lines)) < len(lines):
+                inside.update(range(labels[back[1]], len(lines)))
+    return sum("STL" in lines[i] for i in inside)
 
 
 def seen(name: str, ptx: str, cubin: bytes) -> None:
@@ -29,10 +47,13 @@ def seen(name: str, ptx: str, cubin: bytes) -> None:
         path.write_bytes(cubin)
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [knobs.nvidia.nvdisasm.path, "-c", str(path)]
+        assembly = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     stack = re.search(r"STACK:(\d+)", text)
     assert stack is not None
+    one = {"stack": int(stack[1]), "stores": stores_in_loops(assembly)}
     FOUND.setdefault(name, []).append(
-        {"stack": int(stack[1]), "wgmma": ptx.count("wgmma.mma_async"), "mma": ptx.count("mma.sync")}
+        one | {"wgmma": ptx.count("wgmma.mma_async"), "mma": ptx.count("mma.sync")}
     )
 
 

@@ -35,15 +35,17 @@ def compiled(*names: str) -> Found:
 
 def test_the_scan_fits_its_registers_and_a_narrower_one_does_not() -> None:
     found = compiled("scan", "spilled")
-    assert found["scan"] == {"stack": 0, "wgmma": 4, "mma": 0}
+    assert found["scan"] == {"stack": 0, "stores": 0, "wgmma": 4, "mma": 0}
     assert found["spilled"]["stack"] > 0
+    assert found["spilled"]["stores"] > 0
 
 
 @pytest.mark.slow
 def test_all_kernels_multiply_with_wgmma_and_keep_little_in_memory() -> None:
     found = compiled("within", "attend", "window", "inner", "outer")
     assert all(one["wgmma"] > 0 and one["mma"] == 0 for one in found.values())
-    # attention: what its groups keep over a whole row; addresses, and of its loops no load
+    assert {name: one["stores"] for name, one in found.items() if one["stores"]} == {}
+    # attention: what its groups read and write once a row
     assert {name: one["stack"] for name, one in found.items() if one["stack"] > STACK.get(name, 8)} == {}
 
 
