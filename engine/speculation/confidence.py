@@ -49,6 +49,8 @@ class ConfidenceDrafts:
         confidences = confidences_of([s.drafts for s in sequences], self._most)
         totals = draft_totals(len(sequences), min(room, int(caps.sum())), self._most)
         total = self._best(len(sequences), totals, _expected(confidences, caps)[totals])
+        if len(sequences) == 1:
+            return [total]  # the likeliest drafts of one block are its first ones, whatever their confidences
         asked = {0: torch.from_numpy(confidences), 1: torch.from_numpy(caps)}
         here = moved(asked, self._ops.device)
         (shares,) = fetched(self._ops.verify_budget(here[0], here[1], total))

@@ -68,3 +68,13 @@ def test_products_are_taken_from_the_left_in_float32(ops: Ops) -> None:
     assert ends[low] < ends[high]
     pair = torch.from_numpy(np.stack([lines[low], lines[high]]))
     assert ops.verify_budget(pair, torch.full((2,), 3), 5).tolist() == [2, 3]
+
+
+def test_a_single_sequence_gets_its_first_drafts_whatever_they_promise(ops: Ops) -> None:
+    """``ConfidenceDrafts.shares`` does not ask for one sequence."""
+    generator = np.random.default_rng(3)
+    lines = [*generator.random((20, 5)), [0.0] * 5, [1.0] * 5, [np.nan, 0.5, np.inf, -1.0, 2.0]]
+    for line, cap, total in itertools.product(lines, range(6), range(6)):
+        asked = torch.tensor(np.array(line)[None], dtype=torch.float32)
+        shares = ops.verify_budget(asked, torch.tensor([cap]), total)
+        assert shares.tolist() == [min(total, cap)]
