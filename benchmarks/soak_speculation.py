@@ -2,8 +2,13 @@
 
 PYTHONPATH=.links:tests/helpers python3 -P benchmarks/soak_speculation.py --requests 2000 --out build
 
+On a device (``--device cuda``) the crowd runs from recordings and each request alone does not. Every other
+four traces are then of the bundled model with its own drafts, planned where the step is; the others' drafts
+are right by a die, which is the host's.
+
 Traces ``seed``, ``seed + 1``, ... until so many requests were played or ``--seconds`` have gone; counts in
-one file ``soak_speculation_<seed>.json``, written anew after every trace. Exit status 1 if a byte differs.
+one file ``soak_<device>_<profile>_<seed>.json``, written anew after every trace. Exit status 1 if a byte
+differs.
 """
 
 from __future__ import annotations
@@ -15,35 +20,58 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 from soak_play import Tally, soaked
 
 import deepinfer
-from deepinfer.engine.api import EngineConfig
+from deepinfer.commands.options import engine_config
+from deepinfer.engine.bundled import bundled_model_dir
+from deepinfer.engine.choices import Device, Profile
 from deepinfer.engine.llm import LLM
 
 ROOT = Path(deepinfer.__file__).parent
 
 
-@lru_cache(maxsize=1)
-def small_model() -> LLM:
-    """The small reference checkpoint, once a process; one thread, since every core has a process."""
-    return LLM(ROOT / "tests" / "data" / "golden" / "ckpt_A_quantized", EngineConfig(num_threads=1))
+@dataclass(frozen=True)
+class Place:
+    """Where traces are played."""
+
+    device: Device
+    profile: Profile
+
+    @property
+    def on_device(self) -> bool:
+        """Not on a CPU, where nothing is recorded."""
+        return self.device is not Device.CPU
 
 
-def one(seed: int) -> Tally:
+@lru_cache(maxsize=2)
+def model(place: Place, bundled: bool) -> LLM:
+    """The bundled model or the small reference checkpoint, once a process of one thread."""
+    small = ROOT / "tests" / "data" / "golden" / "ckpt_A_quantized"
+    config = engine_config(place.profile.value, place.device.value)
+    return LLM(bundled_model_dir() if bundled else small, replace(config, num_threads=1))
+
+
+def one(seed: int, place: Place) -> Tally:
     """One trace in a process of the pool."""
-    return soaked(small_model(), seed)
+    own = place.on_device and seed // 4 % 2 == 1  # prefill modes go by the rest
+    return soaked(model(place, own), seed, recorded=place.on_device, own_drafts=own)
 
 
-def tallies(first: int, requests: int, processes: int, ends_at_s: float) -> Iterator[Tally]:
+def tallies(first: int, requests: int, processes: int, ends_at_s: float, place: Place) -> Iterator[Tally]:
     """Traces from ``first`` on as they are done, at least as many as have ``requests`` requests."""
-    yield one(first)  # compiles what is not in the cache, before anybody else does
+    play = partial(one, place=place)
+    begun = (first, first + 4)
+    for seed in begun:  # compile what is not in the cache, before anybody else does
+        yield play(seed)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:  # ended with whatever still runs
-        done = pool.imap_unordered(one, range(first + 1, first + 1 + requests))
+        done = pool.imap_unordered(
+            play, (seed for seed in range(first, first + requests) if seed not in begun)
+        )
         while True:
             try:
                 yield done.next(timeout=max(0.1, ends_at_s - time.monotonic()))
@@ -58,12 +86,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=5000, help="first trace")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seconds", type=float, default=420.0)
+    parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CPU)
+    parser.add_argument("--profile", type=Profile, choices=list(Profile), default=Profile.STRICT)
     parser.add_argument("--out", type=Path, default=Path("build"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    file = given.out / f"soak_speculation_{given.seed}.json"
+    file = given.out / f"soak_{given.device}_{given.profile}_{given.seed}.json"
+    place = Place(given.device, given.profile)
     began_s, total = time.monotonic(), Tally()
-    for found in tallies(given.seed, given.requests, given.processes, began_s + given.seconds):
+    for found in tallies(given.seed, given.requests, given.processes, began_s + given.seconds, place):
         total.add(found)
         document = {**asdict(total), "first_seed": given.seed, "processes": given.processes}
         document["elapsed_s"] = round(time.monotonic() - began_s, 1)

@@ -18,6 +18,7 @@ from soak_play import Tally, soaked
 from trace_play import check, core_of, random_trace
 
 from deepinfer.engine.api import EngineConfig
+from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.step_plan import Int64
 
@@ -57,6 +58,17 @@ def test_two_thousand_requests_move_no_bit(llm: LLM, piece: int) -> None:
     assert total.differing_records == total.differing_logits_rows == 0
     assert min(total.accepted_drafts, total.rejected_drafts, total.steps_planned_ahead) > 50
     assert min(total.aborted, total.stopped) > 0
+
+
+@pytest.mark.slow
+def test_recorded_traffic_with_own_drafts_moves_no_bit() -> None:
+    """Crowds in recordings and turns, each request alone in neither; what a device run plays, on a CPU."""
+    bundled, total = LLM(bundled_model_dir(), EngineConfig(num_threads=2)), Tally()
+    for seed in range(5001, 5013):
+        total.add(soaked(bundled, seed, recorded=True, own_drafts=True))
+    assert total.failures == []
+    assert total.differing_records == total.differing_logits_rows == 0
+    assert min(total.recordings, total.accepted_drafts, total.rejected_drafts) > 20
 
 
 def test_a_soaked_trace_counts_what_differs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ class Tally:
     accepted_drafts: int = 0
     rejected_drafts: int = 0
     steps_planned_ahead: int = 0
+    recordings: int = 0
     preemptions: int = 0
     prefix_hit_tokens: int = 0
     aborted: int = 0
@@ -77,10 +78,16 @@ def _with_ending(
     return replace(request, should_stop=lambda ids: token in ids)
 
 
-def soaked(llm: LLM, seed: int) -> Tally:
-    """Play trace ``seed`` and count; what goes wrong is written down, not raised."""
+def soaked(llm: LLM, seed: int, recorded: bool = False, own_drafts: bool = False) -> Tally:
+    """Play trace ``seed`` and count; what goes wrong is written down, not raised.
+
+    Args:
+        recorded: run small steps from recordings; the requests alone are never recorded.
+        own_drafts: what the model drafts, where the step is, instead of drafts that are right by a die.
+    """
     trace = soak_trace(llm, seed)
-    core = core_of(llm, trace)
+    trace = replace(trace, core=replace(trace.core, graphs=recorded))
+    core = core_of(llm, trace, own_drafts=own_drafts)
     found = Tally(traces=1, requests=len(trace.requests))
     found.samples = sum(request.params.n for request in trace.requests)
     found.greedy_requests = sum(request.params.temperature == 0 for request in trace.requests)
@@ -102,6 +109,7 @@ def soaked(llm: LLM, seed: int) -> Tally:
         found.failures.append(f"trace {seed}: {type(error).__name__}: {error}"[:500])
     found.stopped = sum(reason == "stop" for reason in ends.values())
     found.aborted = found.samples - sum(bool(reason) for reason in ends.values())
+    found.recordings = core.launcher.num_recorded
     found.steps_planned_ahead = core.scheduler.stats.num_ahead
     found.preemptions = core.scheduler.stats.num_preemptions
     found.prefix_hit_tokens = core.tree.stats.hit_tokens

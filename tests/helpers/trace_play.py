@@ -231,6 +231,7 @@ def check(llm: LLM, trace: Trace, core: EngineCore) -> int:
     return compared
 
 
-def core_of(llm: LLM, trace: Trace, model: Transformer | None = None) -> EngineCore:
+def core_of(llm: LLM, trace: Trace, model: Transformer | None = None, own_drafts: bool = False) -> EngineCore:
     rule = prefill_rule(llm.model_config, trace.mode, None)
-    return EngineCore(model or llm._model, rule, trace.core, HalfKnown(llm, rule))
+    drafter = ModelDrafter(llm._draft, rule) if own_drafts else HalfKnown(llm, rule)
+    return EngineCore(model or llm._model, rule, trace.core, drafter)
