@@ -65,8 +65,10 @@ def one(seed: int, place: Place) -> Tally:
 def tallies(first: int, requests: int, processes: int, ends_at_s: float, place: Place) -> Iterator[Tally]:
     """Traces from ``first`` on as they are done, at least as many as have ``requests`` requests."""
     play = partial(one, place=place)
-    begun = (first, first + 4)
-    for seed in begun:  # compile what is not in the cache, before anybody else does
+    # compiles what is not in the cache before anybody else does; on a device there is so much of it that
+    # processes compile side by side, even if some of it twice
+    begun = () if place.on_device else (first,)
+    for seed in begun:
         yield play(seed)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:  # ended with whatever still runs
         done = pool.imap_unordered(
