@@ -118,7 +118,7 @@ def speculation_speed(
             known: dict[tuple[str, int], tuple[int, ...]] = {}
             for asked in sets:
                 known |= said(subjects["off"], asked)[1]
-            drafter = KnownContinuation(known, 5)
+            drafter = KnownContinuation(known)
             subjects["known async"] = subjects["fixed async"].with_drafter(drafter)
         logs = {name: log_of(llm._core) for name, llm in subjects.items()} if log else {}
         rests: dict[str, list[tuple[int, float, Any]]] = {name: [] for name in subjects}

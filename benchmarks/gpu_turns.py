@@ -40,7 +40,7 @@ def same_bytes(config: EngineConfig, is_long: bool) -> dict[str, Any]:
             variant = replace(config, speculation=named, asynchronous=asynchronous, recorded_steps=True)
             llm = base.with_config(replace(variant, prefix_caching=asynchronous))
             if policy == "known":
-                llm = llm.with_drafter(KnownContinuation(tokens, 5))
+                llm = llm.with_drafter(KnownContinuation(tokens))
             given = asked[asynchronous]
             rounds = [said(llm, given)[0] == wanted[asynchronous] for _ in range(2)]
             name = f"{policy}{', asynchronous' * asynchronous}"

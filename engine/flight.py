@@ -30,7 +30,7 @@ class InFlight:
         shares: its sequences.
         num_drafts: drafts that it has rows for.
         drafting: what it does for the drafts of the next one.
-        num_drafted: how many it makes of each sequence, if it is a turn that drafts.
+        num_drafted: how many it makes of each sequence, if it drafts.
         wait: gives its result.
         is_turn: whether it is one.
     """

@@ -72,7 +72,7 @@ class Launcher:
         host = host_step(chunks, self.rule, self.layout)
         step = moved(host, self.model.ops.device) if self.graphs is None else self.graphs.place(host)
         view = StepView(self.caches, step, self.model.ops, self.num_snapshot_layers)
-        return StepRun(self.model, self.drafter, shares, step, view, drafting, self.graphs)
+        return StepRun(self.model, self.drafter, shares, step, view, drafting, num_drafted, self.graphs)
 
     @property
     def _turn_layers(self) -> tuple[int, bool]:

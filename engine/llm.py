@@ -129,11 +129,7 @@ class LLM:
 
     @cached_property
     def _drafter(self) -> Drafter | None:
-        return (
-            ModelDrafter(self._draft, self.rule, self.config.speculation.num_drafts)
-            if self.config.speculation.is_on
-            else None
-        )
+        return ModelDrafter(self._draft, self.rule) if self.config.speculation.is_on else None
 
     def with_drafter(self, drafter: Drafter) -> LLM:
         """Another engine on the same weights that takes its drafts from ``drafter``."""

@@ -90,7 +90,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StepRun:
-    """A step that is ready to run."""
+    """A step that is ready to run; ``num_drafted`` are the drafts it makes of each sequence, if it drafts."""
 
     model: Transformer
     drafter: Drafter | None
@@ -98,6 +98,7 @@ class StepRun:
     step: Step
     view: StepView
     drafting: Drafting = Drafting.ON
+    num_drafted: int = 0
     graphs: StepGraphs | None = None
 
     def __call__(self) -> StepResult:
@@ -120,7 +121,7 @@ class StepRun:
         sampled, rows, logits = self._sample(complete, hidden.normed)
         answers = self._answers([self.shares[i] for i in complete], sampled, rows)
         if self.drafter is not None and self.drafting is Drafting.ON:
-            answers = with_drafts(self.drafter, answers, self.view.caches)
+            answers = with_drafts(self.drafter, answers, self.view.caches, self.num_drafted)
         return StepResult(
             answers=tuple(answers),
             boundaries=saved,
@@ -219,8 +220,8 @@ def answer_of(
     )
 
 
-def with_drafts(drafter: Drafter, answers: list[Answer], caches: Caches) -> list[Answer]:
-    """Draft behind every sequence that goes on for more than one token."""
+def with_drafts(drafter: Drafter, answers: list[Answer], caches: Caches, num_drafts: int) -> list[Answer]:
+    """Draft so many tokens behind every sequence that goes on for more than one."""
     points, drafted = [], []
     for number, answer in enumerate(answers):
         sequence = answer.share.sequence
@@ -229,7 +230,7 @@ def with_drafts(drafter: Drafter, answers: list[Answer], caches: Caches) -> list
             points.append(DraftPoint(sequence, answer.token_ids[-1], num_tokens - 1))
             drafted.append(number)
     if points:
-        found = drafter.propose(points, caches)
+        found = drafter.propose(points, caches, num_drafts)
         for number, drafts in zip(drafted, found, strict=True):
             answers[number] = replace(answers[number], drafts=drafts)
     return answers

@@ -158,9 +158,8 @@ def _run(
 ) -> None:
     """Run one group of requests with every variant, plain decoding first; warm up before the clock starts."""
     wanted = answers(subjects[PLAIN], requests)
-    size = subjects[PLAIN].model_config.dspark_block_size
     fixed = subjects[bench.policies[0]]
-    known = fixed.with_drafter(KnownContinuation(wanted.token_ids(), size))
+    known = fixed.with_drafter(KnownContinuation(wanted.token_ids()))
     variants = {**subjects, KNOWN: known}
     for subject in variants.values():
         for _ in range(_UNTIMED if subject.config.device is Device.CUDA else 0):

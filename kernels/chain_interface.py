@@ -83,9 +83,8 @@ class ChainOps(Protocol):
         records: torch.Tensor,
         places: torch.Tensor,
         own: torch.Tensor,
-        num_kept: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, S, D], [T, S] -> the first ``num_kept`` rows of every block behind layers; see ``chains``."""
+        """[T, S, D], [T, S] -> the same behind layers; see ``chains``."""
 
     def draft_decode(
         self,
@@ -94,7 +93,7 @@ class ChainOps(Protocol):
         golden: torch.Tensor,
         head: DraftHead,
     ) -> DraftOutput:
-        """[A * n, S, D], [A * n, S] -> tokens and confidences of the first n rows of every block."""
+        """[A * n, S, D], [A * n, S] -> tokens and confidences of blocks of n rows."""
 
     def draft_contexts(
         self,

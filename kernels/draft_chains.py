@@ -65,7 +65,6 @@ def window_layers(
     records: torch.Tensor,
     places: torch.Tensor,
     own: torch.Tensor,
-    num_kept: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Layers on blocks whose rows see context and each other (section 7.2).
 
@@ -76,20 +75,14 @@ def window_layers(
         records: int64 [P], the records of them that are read, -1 for none.
         places: int64 [T, W], which of those a query sees, -1 for none.
         own: int64 [T, B], the rows of the query's own block.
-        num_kept: n, rows of a block that are wanted, from 1 to B.
 
     Returns:
-        Streams [A * n, S, D] and ``pre`` [A * n, S] behind the last one.
+        Streams [T, S, D] and ``pre`` [T, S] behind the last one.
     """
     for layer, pool in zip(layers, pools, strict=True):
         context = ops.load_records(pool, records)
         streams, pre = _window_layer(ops, streams, pre, layer, rotary, context, places, own)
-    return _first_rows(streams, own.shape[1], num_kept), _first_rows(pre, own.shape[1], num_kept)
-
-
-def _first_rows(x: torch.Tensor, size: int, num_kept: int) -> torch.Tensor:
-    """The first rows of every block: ``x`` [A * size, ...] -> [A * num_kept, ...]."""
-    return x if num_kept == size else x.view(-1, size, *x.shape[1:])[:, :num_kept].flatten(0, 1)
+    return streams, pre
 
 
 def _window_layer(
@@ -137,7 +130,7 @@ def draft_decode(
     golden: torch.Tensor,
     head: DraftHead,
 ) -> DraftOutput:
-    """Tokens and confidences of the first rows of every block, as many as come behind the last stage.
+    """Tokens and confidences of blocks behind the last stage, one for every row.
 
     Args:
         streams, pre: float32 [A * n, S, D] and [A * n, S].

@@ -6,7 +6,7 @@ model.md section 7.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -116,29 +116,29 @@ class Draft:
     ) -> DraftOutput:
         """Draft greedily from every anchor (sections 7.2 to 7.4); caches stay as they are.
 
-        ``num_drafts`` decodes only the first so many tokens of each block: the same ones, for less.
+        ``num_drafts`` tokens are drafted by a block of so many rows, which costs less than a whole block. Its
+        rows see each other, so these drafts may differ from the first ones of a whole block.
         """
         ops, target = self.ops, self.target
+        shape = self.shape if num_drafts is None else replace(self.shape, size=num_drafts)
         rows = ops.draft_rows(
             anchors.golden,
             anchors.positions,
             anchors.slots,
             anchors.low,
             target.embedding,
-            self.shape,
+            shape,
             caches.shape.draft_ring,
         )
         rotary = target.plain_rope.at(rows.positions)
         streams, pre = rows.streams, rows.pre
         pools = [pool.bound(ops) for pool in caches.draft_window]
         # all stages in one call, unless somebody wants to look between them
-        step, num_kept = len(pools), num_drafts or self.shape.size
-        if probe is not no_probe:
-            step, num_kept = 1, self.shape.size
+        step = len(pools) if probe is no_probe else 1
         for stage in range(0, len(pools), step):
             layers, here = self.stages[stage : stage + step], pools[stage : stage + step]
             streams, pre = ops.window_layers(
-                streams, pre, layers, rotary, here, rows.records, rows.places, rows.own, num_kept
+                streams, pre, layers, rotary, here, rows.records, rows.places, rows.own
             )
             probe("draft_streams", -1 - stage, streams)
         output = ops.draft_decode(streams, pre, anchors.golden, self.head)

@@ -46,8 +46,8 @@ class Drafter(Protocol):
     def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
         """Keep what drafting needs of the rows that the decoder computed: features [T', targets * D]."""
 
-    def propose(self, points: Items[DraftPoint], caches: Caches) -> list[Drafts]:
-        """Draft a block behind each point; there is at least one."""
+    def propose(self, points: Items[DraftPoint], caches: Caches, num_drafts: int) -> list[Drafts]:
+        """Draft so many tokens behind each point; there is at least one."""
 
     @property
     def drafts_in_turn(self) -> bool:
@@ -63,25 +63,21 @@ class ModelDrafter:
     reads_features = True
     drafts_in_turn = True
 
-    def __init__(self, draft: Draft, rule: PrefillRule, num_drafts: int | None = None) -> None:
-        """``rule`` says which context rows of a truncated prompt exist.
-
-        ``num_drafts`` limits how much of a block is decoded.
-        """
-        self._draft, self._rule, self._num_drafts = draft, rule, num_drafts
+    def __init__(self, draft: Draft, rule: PrefillRule) -> None:
+        """``rule`` says which context rows of a truncated prompt exist."""
+        self._draft, self._rule = draft, rule
 
     def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
         """Write the context latents of all rows; those of rejected rows are overwritten before use."""
         self._draft.write_context(features, step.decoder, view)
 
-    def propose(self, points: Items[DraftPoint], caches: Caches) -> list[Drafts]:
+    def propose(self, points: Items[DraftPoint], caches: Caches, num_drafts: int) -> list[Drafts]:
         """One pass over all blocks together."""
-        size = self._draft.config.dspark_block_size
-        self._draft.target.reserve(max(point.position for point in points) + size)
+        self._draft.target.reserve(max(point.position for point in points) + num_drafts)
         columns = [(p.golden, p.position, p.sequence.slot, self._first_context(p.sequence)) for p in points]
         table = np.ascontiguousarray(np.array(columns, np.int64).T)
         anchors = Anchors(*(torch.from_numpy(column) for column in table))
-        out = self._draft.propose(moved(anchors, self._draft.ops.device), caches, num_drafts=self._num_drafts)
+        out = self._draft.propose(moved(anchors, self._draft.ops.device), caches, num_drafts=num_drafts)
         tokens, confidences = fetched(out.tokens[:, 1:], out.confidences)
         return [Drafts(*row) for row in zip(tokens.numpy(), confidences.numpy(), strict=True)]
 
@@ -102,22 +98,21 @@ class KnownContinuation:
     reads_features = False
     drafts_in_turn = False
 
-    def __init__(self, continuations: Mapping[tuple[str, int], Items[int]], block_size: int) -> None:
+    def __init__(self, continuations: Mapping[tuple[str, int], Items[int]]) -> None:
         """``continuations[request_id, sample_index]`` are the expected output tokens."""
-        self._size = block_size
         self._texts = {key: np.array(ids, np.int64) for key, ids in continuations.items()}
 
     def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
         """Nothing to keep."""
 
-    def propose(self, points: Items[DraftPoint], caches: Caches) -> list[Drafts]:
+    def propose(self, points: Items[DraftPoint], caches: Caches, num_drafts: int) -> list[Drafts]:
         """What the text says comes next, sure of it; token 0 without confidence past its end."""
-        tokens = np.zeros((len(points), self._size), np.int64)
-        confidences = np.zeros((len(points), self._size), np.float32)
+        tokens = np.zeros((len(points), num_drafts), np.int64)
+        confidences = np.zeros((len(points), num_drafts), np.float32)
         for row, point in enumerate(points):
             known = self._texts.get(point.sequence.key, np.empty(0, np.int64))
             first = point.position + 1 - point.sequence.prompt_length
-            ahead = known[first : first + self._size]
+            ahead = known[first : first + num_drafts]
             tokens[row, : len(ahead)] = ahead
             confidences[row, : len(ahead)] = 1.0
         return [Drafts(*row) for row in zip(tokens, confidences, strict=True)]

@@ -102,6 +102,7 @@ class TurnPlayer:
             shape=shape,
             table=table,
             drafter=turn.drafter if asks_host else None,
+            num_drafted=num_drafted,
             num_snapshot_layers=saved[0],
             with_drafts=saved[1],
             keeps_logits=keeps_logits,

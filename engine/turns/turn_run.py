@@ -39,7 +39,7 @@ class TurnRun:
         eos_token_id: end token.
         shares: its sequences, in the order of the table.
         shape, table: what is played.
-        drafter: who drafts behind the answers, if that is not done in the turn.
+        drafter, num_drafted: who drafts behind the answers, if that is not done in the turn, and how much.
         num_snapshot_layers: layers whose rings a later prompt resumes from; drafts too if ``with_drafts``.
         keeps_logits: whether somebody wants to see the logits after the next turn has started.
     """
@@ -52,6 +52,7 @@ class TurnRun:
     shape: TurnShape
     table: Int64
     drafter: Drafter | None
+    num_drafted: int
     num_snapshot_layers: int
     with_drafts: bool
     keeps_logits: bool
@@ -82,7 +83,7 @@ class TurnRun:
         boundaries = self._boundaries(outcome)
         if self.drafter is not None and self.shape.drafting is Drafting.ON:
             with torch_threads_of(self.ops):
-                answers = with_drafts(self.drafter, answers, self.caches)
+                answers = with_drafts(self.drafter, answers, self.caches, self.num_drafted)
         return StepResult(
             answers=tuple(answers),
             sampled=sampled,

@@ -145,7 +145,6 @@ class DraftChains:
         records: torch.Tensor,
         places: torch.Tensor,
         own: torch.Tensor,
-        num_kept: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         x, factors = streams.contiguous().numpy(), pre.contiguous().numpy()
@@ -155,14 +154,9 @@ class DraftChains:
         step = ROWS_PER_TASK // size * size
         if step == 0:
             raise ValueError(f"window_layers: blocks of {size} rows, at most {ROWS_PER_TASK} go")
-        contexts = [np.empty((len(index), pool.width), np.float32) for pool in pools]
-        load_rows(pools, index, contexts, self.workers)
-        kept = [size] * (len(layers) - 1) + [num_kept]
-        num_blocks, like, also = len(x) // size, x.shape[1:], factors.shape[1]
-        outs: list[tuple[Float32, Float32]] = [
-            (np.empty((num_blocks * n, *like), np.float32), np.empty((num_blocks * n, also), np.float32))
-            for n in kept
-        ]
+        seen = [np.empty((len(index), pool.width), np.float32) for pool in pools]
+        load_rows(pools, index, seen, self.workers)
+        outs = [(np.empty_like(x), np.empty_like(factors)) for _ in layers]
         ins = [(x, factors), *outs[:-1]]
         bound = [self.layers[layer] for layer in layers]
         flags = self.round_caches, self.bf16
@@ -170,11 +164,9 @@ class DraftChains:
         def part(low: int, high: int) -> None:
             """Blocks see nothing of each other, so some of them go through all layers alone."""
             for first in range(low, high, step):
-                last = min(first + step, high)
-                for layer, (x, pre), context, n, out in zip(bound, ins, contexts, kept, outs, strict=True):
-                    window_layer_kernel(
-                        x, pre, *layer, table, context, slots, block, *flags, n, *out, first, last
-                    )
+                rows = first, min(first + step, high)
+                for layer, (x, pre), context, out in zip(bound, ins, seen, outs, strict=True):
+                    window_layer_kernel(x, pre, *layer, table, context, slots, block, *flags, *out, *rows)
 
         cost = sum(
             40_000 * layer.num_heads + (layer.moe.num_selected + 1) * int(layer.moe.experts.cost)

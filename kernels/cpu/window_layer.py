@@ -8,7 +8,6 @@ Legend: T rows of the call, n rows of one part of it, S streams, D model width.
 
 from __future__ import annotations
 
-from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,7 +34,6 @@ from deepinfer.kernels.operands import MoeWeights, SiteWeights
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
-Array = TypeVar("Array", Float32, Int64)
 Dense = tuple[Place, int]
 """``PackedLinear.place`` and the outputs of all its groups together."""
 Site = tuple[Dense, Float32, Float32, Float32, int, np.float32, np.float32]
@@ -79,17 +77,6 @@ def _site(
     collapsed = np.empty((num_rows, width), np.float32)
     collapse_kernel(streams, pre, collapsed, bf16, 0, num_rows)
     return next_pre, post, comb, _normed(collapsed, gain, rms_eps, bf16)
-
-
-@inlined
-def _first_rows(x: Array, size: int, num_kept: int) -> Array:
-    """The first rows of every block: [A * size, n] -> [A * num_kept, n]."""
-    num_blocks = x.shape[0] // size
-    out: Array = np.empty((num_blocks * num_kept, x.shape[1]), x.dtype)
-    for block in range(num_blocks):
-        for row in range(num_kept):
-            out[block * num_kept + row] = x[block * size + row]
-    return out
 
 
 @inlined
@@ -184,42 +171,24 @@ def window_layer_kernel(
     own: Int64,
     rounds: bool,
     bf16: bool,
-    num_kept: int,
     out: Float32,
     next_pre: Float32,
     low: int,
     high: int,
 ) -> None:
-    """Rows ``low .. high`` of the layer, whole blocks and at most ROWS_PER_TASK; see ``draft_chains``.
-
-    ``out`` and ``next_pre`` have the first ``num_kept`` rows of every block. All rows of a block show their
-    latents; what comes after that is computed for the rows that are kept.
-    """
+    """Rows ``low .. high`` of the layer, whole blocks and at most ROWS_PER_TASK; see ``draft_chains``."""
     cos, sin, positions = table
-    size, num_streams, width = own.shape[1], streams.shape[1], streams.shape[2]
-    whole, before = streams[low:high], pre[low:high]
-    between, post, comb, normed = _site(whole, before, attn_site, bf16)
-    latents = _latents(normed, attention, (cos, sin, positions[low:high]), rounds, bf16)
-    kept_positions = _first_rows(positions[low:high].reshape(-1, 1), size, num_kept)
-    here = (cos, sin, kept_positions.reshape(-1))
-    seen = _first_rows(places[low:high], size, num_kept)
-    mine = _first_rows(own[low:high], size, num_kept)
-    flat = _first_rows(whole.reshape(high - low, num_streams * width), size, num_kept)
-    num_rows = flat.shape[0]
-    x = flat.reshape(num_rows, num_streams, width)
-    between, post = _first_rows(between, size, num_kept), _first_rows(post, size, num_kept)
-    flat_comb = _first_rows(comb.reshape(high - low, num_streams * num_streams), size, num_kept)
-    normed = _first_rows(normed, size, num_kept)
-    added = _attend(normed, latents, attention, num_heads, here, context, seen, mine - low, bf16)
+    num_rows, x = high - low, streams[low:high]
+    here = (cos, sin, positions[low:high])
+    between, post, comb, normed = _site(x, pre[low:high], attn_site, bf16)
+    latents = _latents(normed, attention, here, rounds, bf16)
+    seen, mine = places[low:high], own[low:high] - low
+    added = _attend(normed, latents, attention, num_heads, here, context, seen, mine, bf16)
     middle = np.empty_like(x)
-    expand_kernel(
-        x, added, post, flat_comb.reshape(num_rows, num_streams, num_streams), middle, bf16, 0, num_rows
-    )
+    expand_kernel(x, added, post, comb, middle, bf16, 0, num_rows)
     following, post, mixing, normed = _site(middle, between, ffn_site, bf16)
-    first = low // size * num_kept
-    target = out[first : first + num_rows]
-    expand_kernel(middle, _moe(normed, moe, bf16), post, mixing, target, bf16, 0, num_rows)
-    next_pre[first : first + num_rows] = following
+    expand_kernel(middle, _moe(normed, moe, bf16), post, mixing, out[low:high], bf16, 0, num_rows)
+    next_pre[low:high] = following
 
 
 Layer = tuple[Site, Attention, int, Site, Moe]

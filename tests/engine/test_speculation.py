@@ -13,7 +13,7 @@ from deepinfer.engine.api import EngineConfig, PrefillMode
 from deepinfer.engine.core import CoreConfig, EngineCore
 from deepinfer.engine.errors import ConfigError
 from deepinfer.engine.llm import LLM
-from deepinfer.engine.speculation.drafter import KnownContinuation
+from deepinfer.engine.speculation.drafter import DraftPoint, KnownContinuation, ModelDrafter
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_step_gives_all_that_a_known_text_says(llm: LLM) -> None:
     records, _ = alone(llm, PrefillMode.OFF, request, 0)
     text = [record.token_id for record in records if record.token_id is not None]
     config = trace().core
-    core = EngineCore(llm._model, llm.rule, config, KnownContinuation({("r0", 0): text}, 5))
+    core = EngineCore(llm._model, llm.rule, config, KnownContinuation({("r0", 0): text}))
     assert core.add(request) is None
     steps = []
     while core.has_unfinished:
@@ -90,6 +90,25 @@ def test_drafts_do_not_depend_on_the_company_or_on_a_hit(llm: LLM) -> None:
     assert len(seen[0]) > 10
     assert seen[1] == seen[0] == seen[2]
     assert config.prefix_caching
+
+
+def test_drafts_of_a_narrow_block_are_a_function_of_their_anchors(llm: LLM) -> None:
+    """Two rows alone are those two rows in company; of a whole block they would have seen the other rows."""
+    request = requests(2, max_tokens=4, length=150)
+    core = core_of(llm, trace(speculation=replace(FIXED, num_drafts=2)))
+    for given in request:
+        assert core.add(given) is None
+    while not all(sequence.num_emitted for sequence in core._live.values()):
+        core.step()
+    drafter = ModelDrafter(llm._draft, llm.rule)
+    points = [DraftPoint(s, int(s.token_ids[-1]), s.num_tokens - 1) for s in core._live.values()]
+    together = drafter.propose(points, core.caches, 2)
+    for point, found in zip(points, together, strict=True):
+        (alone_,) = drafter.propose([point], core.caches, 2)
+        (whole,) = drafter.propose([point], core.caches, 5)
+        assert found.tokens.tobytes() == alone_.tokens.tobytes()
+        assert found.confidences.tobytes() == alone_.confidences.tobytes()
+        assert found.confidences.tobytes() != whole.confidences[:2].tobytes()
 
 
 def test_a_model_without_drafts_and_too_many_drafts_are_refused(llm: LLM) -> None:

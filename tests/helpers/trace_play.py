@@ -52,16 +52,17 @@ class HalfKnown(ModelDrafter):
 
     def __init__(self, llm: LLM, rule: PrefillRule) -> None:
         super().__init__(llm._draft, rule)
+        self.block_size = llm.model_config.dspark_block_size
         self.truth: dict[tuple[str, int], list[int]] = {}
 
-    def propose(self, points: Items[DraftPoint], caches: Caches) -> list[Drafts]:
-        drafts = super().propose(points, caches)
+    def propose(self, points: Items[DraftPoint], caches: Caches, num_drafts: int) -> list[Drafts]:
+        drafts = super().propose(points, caches, num_drafts)
         for point, draft in zip(points, drafts, strict=True):
             sequence = point.sequence
             first = point.position + 1 - sequence.prompt_length
             ahead = self.truth.get(sequence.key, [])[first : first + draft.size]
             die = np.random.default_rng([sequence.seed & 0xFFFF, point.position])
-            right = int(die.integers(0, draft.size + 1))
+            right = int(die.integers(0, self.block_size + 1))
             draft.tokens[: min(right, len(ahead))] = ahead[:right]
             draft.confidences[:] = die.random(draft.size)
         return drafts

@@ -76,7 +76,7 @@ def generated(
     tracer = Tracer(prompt)
     config = replace(llm.config, speculation=Speculation.from_text(policy))
     engine = llm.with_config(config).with_model(traced(tracer, **tracing))
-    engine._drafter = KnownContinuation({("g", 0): text or []}, 5)
+    engine._drafter = KnownContinuation({("g", 0): text or []})
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     [answer] = engine.generate([GenerateRequest(request_id="g", token_ids=prompt, params=params)])
     assert isinstance(answer, tuple)
