@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Processes of the tests, 2 GiB each. The tests of a file stay together, since they share what they load.
+WORKERS ?= 2
 
 .PHONY: setup verify test test-slow lint type bench clean
 
@@ -19,7 +21,7 @@ verify: setup
 	$(BIN)/deepinfer verify
 
 test: lint type
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 test-slow: setup
 	$(BIN)/pytest -m slow
