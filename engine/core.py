@@ -36,7 +36,6 @@ from deepinfer.engine.speculation.buckets import MAX_ROWS
 from deepinfer.engine.speculation.control import SpeculationControl
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.policy import draft_policy
-from deepinfer.engine.speculation.stats import DraftStats
 from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64, blocks_for
@@ -55,7 +54,7 @@ class EngineCore:
         self.speculation: SpeculationControl | None = None
         if drafter is not None and config.speculation.is_on:
             policy = draft_policy(config.speculation, model.config, model.ops)
-            self.speculation = SpeculationControl(drafter, policy, DraftStats(model.config.dspark_block_size))
+            self.speculation = SpeculationControl(drafter, policy, model.config.dspark_block_size)
         self.pool = BlockPool(config.num_blocks)
         self.tree: PrefixTree[Snapshot] = PrefixTree(
             BLOCK_TOKENS, self.pool, max_snapshots=config.max_snapshots

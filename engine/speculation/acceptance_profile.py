@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from deepinfer.engine.api import Float32Array
-from deepinfer.engine.step_plan import Int64
 
 _GUESS, _WEIGHT = 0.5, 8.0
 """Chance of a first draft that nobody has met, and how many drafts that guess counts for."""
@@ -18,17 +19,19 @@ class AcceptanceProfile:
 
     def __init__(self, num_drafts: int) -> None:
         """``num_drafts``: B."""
-        self._reached, self._accepted = np.zeros((2, num_drafts))
+        self._reached, self._accepted = [0.0] * num_drafts, [0.0] * num_drafts
 
-    def learn(self, verified: Int64) -> None:
-        """int64 [n, 2], drafts of sequences that were verified, and how many of them were accepted."""
-        num_drafts, num_accepted = verified.T
-        place = np.arange(len(self._reached))
-        self._reached += (place < np.minimum(num_accepted + 1, num_drafts)[:, None]).sum(0)
-        self._accepted += (place < num_accepted[:, None]).sum(0)
+    def learn(self, verified: Iterable[tuple[int, int]]) -> None:
+        """Drafts of sequences that were verified, and how many of them were accepted."""
+        for num_drafts, num_accepted in verified:
+            for place in range(min(num_accepted + 1, num_drafts)):
+                self._reached[place] += 1
+            for place in range(num_accepted):
+                self._accepted[place] += 1
         if self._reached[0] > _MEMORY:
-            self._reached /= 2
-            self._accepted /= 2
+            self._reached, self._accepted = (
+                [count / 2 for count in counts] for counts in (self._reached, self._accepted)
+            )
 
     def chances(self) -> Float32Array:
         """float32 [B]: of drafts whose predecessors were accepted, the share that is too.

@@ -11,12 +11,14 @@ import numpy as np
 
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.drafter import Drafter
-from deepinfer.engine.speculation.drafts import confidences_of
+from deepinfer.engine.speculation.drafts import Drafts, confidences_of
 from deepinfer.engine.speculation.policy import DraftPolicy
 from deepinfer.engine.speculation.stats import DraftStats
-from deepinfer.engine.speculation.timing import Drafting, StepTiming, nothing_verified
-from deepinfer.engine.step_plan import Int64
+from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.engine.step_run import StepResult
+
+_UNCOUNTED = 256
+"""Answers that are counted together: arrays cost the same for one as for all of them."""
 
 
 @dataclass
@@ -27,15 +29,29 @@ class SpeculationControl:
     the host or on a device.
 
     Attributes:
-        drafter, policy, stats: these.
+        drafter, policy: these.
+        block_size: most drafts of a sequence.
         clock: seconds.
     """
 
     drafter: Drafter
     policy: DraftPolicy
-    stats: DraftStats
+    block_size: int
     clock: Callable[[], float] = time.perf_counter
+    _stats: DraftStats = field(init=False)
+    _uncounted: list[tuple[int, int, Drafts]] = field(default_factory=list, init=False)
     _landed_s: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing was drafted."""
+        self._stats = DraftStats(self.block_size)
+
+    @property
+    def stats(self) -> DraftStats:
+        """What came of all drafts so far."""
+        if self._uncounted:
+            self._count()
+        return self._stats
 
     def mode(self, shares: Items[Share]) -> Drafting:
         """What a step does for drafts; contexts of prompts are always kept."""
@@ -55,19 +71,27 @@ class SpeculationControl:
             timing = StepTiming(
                 num_sequences=len(shares),
                 num_drafts=num_drafts,
-                num_tokens=len(shares) + int(verified[:, 1].sum()),
+                num_tokens=len(shares) + sum(accepted for _, accepted in verified),
                 drafting=mode,
                 seconds=now_s - before_s,
                 verified=verified,
             )
             self.policy.learn(timing)
 
-    def _counted(self, num_drafts: int, result: StepResult) -> Int64:
-        """Drafts of each decoding sequence and those accepted, int64 [n, 2]; must be quick without any."""
+    def _counted(self, num_drafts: int, result: StepResult) -> tuple[tuple[int, int], ...]:
+        """Drafts of each decoding sequence and those accepted; must be quick without any."""
         answers = [answer for answer in result.answers if answer.share.is_decoding]
         if num_drafts == 0 or not answers:
-            self.stats.count_plain(len(answers))
-            return nothing_verified()
-        verified = np.array([(answer.share.num_drafts, answer.num_accepted) for answer in answers])
-        self.stats.count(verified, confidences_of([a.verified for a in answers], self.stats.block_size))
+            self._stats.count_plain(len(answers))
+            return ()
+        verified = tuple((answer.share.num_drafts, answer.num_accepted) for answer in answers)
+        self._uncounted += [(*pair, a.verified) for pair, a in zip(verified, answers, strict=True)]
+        if len(self._uncounted) >= _UNCOUNTED:
+            self._count()
         return verified
+
+    def _count(self) -> None:
+        num_drafts, num_accepted, blocks = zip(*self._uncounted, strict=True)
+        self._uncounted.clear()
+        confidences = confidences_of(blocks, self.block_size)
+        self._stats.count(np.array([num_drafts, num_accepted]).T, confidences)

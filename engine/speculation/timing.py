@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-
-import numpy as np
-
-from deepinfer.engine.step_plan import Int64
-
-
-def nothing_verified() -> Int64:
-    """Of a step without drafts."""
-    return np.empty((0, 2), np.int64)
 
 
 class Drafting(Enum):
@@ -23,7 +14,7 @@ class Drafting(Enum):
     PAUSED = "paused"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class StepTiming:
     """A step without rows of prompts.
 
@@ -33,8 +24,8 @@ class StepTiming:
         num_tokens: tokens that the step gave.
         drafting: what it did for the drafts of the next one.
         seconds: from the end of the step before to its own.
-        verified: int64 [n, 2], drafts of each sequence that were verified, and how many were accepted; [0, 2]
-            for a step without any.
+        verified: drafts of each sequence that were verified, and how many were accepted; empty for a step
+            without any.
     """
 
     num_sequences: int
@@ -42,4 +33,4 @@ class StepTiming:
     num_tokens: int
     drafting: Drafting
     seconds: float
-    verified: Int64 = field(default_factory=nothing_verified)
+    verified: tuple[tuple[int, int], ...] = ()

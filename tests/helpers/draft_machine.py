@@ -15,7 +15,7 @@ from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.buckets import row_bucket, sequence_bucket
 from deepinfer.engine.speculation.drafts import Drafts
 from deepinfer.engine.speculation.policy import DraftPolicy
-from deepinfer.engine.speculation.timing import Drafting, StepTiming, nothing_verified
+from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.engine.turns.covering import Covering
 from deepinfer.engine.turns.table import TurnShape
 
@@ -133,7 +133,7 @@ class Machine:
                 StepTiming(
                     num_sequences=count, num_drafts=asked, num_tokens=num_tokens, drafting=mode,
                     seconds=self.clock.measured(seconds, self._num_steps, self._draw),
-                    verified=np.array(verified) if asked else nothing_verified(),
+                    verified=tuple(verified) if asked else (),
                 )
                 if is_typical else None
             )  # fmt: skip
