@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ from deepinfer.engine.speculation.drafter import Drafter, DraftPoint
 from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
 from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_graphs import StepGraphs
-from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.step_records import boundaries
 from deepinfer.engine.stopping import is_stop_token
 from deepinfer.engine.torch_threads import torch_threads_of
@@ -146,13 +146,16 @@ class StepRun:
 
     def _sample(
         self, complete: Items[int], normed: torch.Tensor
-    ) -> tuple[Sampled, list[Int64], torch.Tensor]:
+    ) -> tuple[Sampled, list[range], torch.Tensor]:
         """Draw a token for the last known row and every drafted row of the given shares; keep what stands."""
         shares = [self.shares[i] for i in complete]
         ends = np.searchsorted(self.step.plan.decoder.chunk, complete, side="right")  # sorted by chunk
         last = [np.arange(end - 1 - s.num_drafts, end) for end, s in zip(ends, shares, strict=True)]
         device = self.model.ops.device
-        logits = self.model.logits(normed[moved(torch.from_numpy(np.concatenate(last)), device)])
+        wanted = np.concatenate(last)
+        if len(wanted) < len(normed):  # else all of them, in their order
+            normed = normed[moved(torch.from_numpy(wanted), device)]
+        logits = self.model.logits(normed)
         owners = [(s.sequence, j) for s in shares for j in range(1 + s.num_drafts)]
         params = [sequence.request.params for sequence, _ in owners]
         positions = [sequence.num_tokens + j for sequence, j in owners]
@@ -164,19 +167,19 @@ class StepRun:
             positions,
             [sequence.sample_index for sequence, _ in owners],
         )
-        rows = [np.array([row]) for row in range(len(owners))]
+        rows = [range(row, row + 1) for row in range(len(owners))]
         if len(owners) > len(shares):  # else nothing has to be waited for yet
-            drafts = [s.sequence.drafts.tokens[: s.num_drafts] for s in shares]
-            rows = emitted_rows(fetched(ids)[0].numpy(), drafts)
-        kept = np.concatenate(rows)
+            drafts = [s.sequence.drafts.tokens[: s.num_drafts].tolist() for s in shares]
+            rows = emitted_rows(fetched(ids)[0].tolist(), drafts)
+        kept = list(chain.from_iterable(rows))
         if len(kept) < len(owners):
-            picked = moved(torch.from_numpy(kept), device)
+            picked = moved(torch.tensor(kept), device)
             logits, ids, processed = logits[picked], ids[picked], processed[picked]
             params, positions = [params[row] for row in kept], [positions[row] for row in kept]
         sampled = describe_rows(self.model.ops, logits, ids, processed, params, positions)
         return sampled, rows, logits
 
-    def _answers(self, shares: Items[Share], sampled: Sampled, rows: Items[Int64]) -> list[Answer]:
+    def _answers(self, shares: Items[Share], sampled: Sampled, rows: Items[range]) -> list[Answer]:
         answers, first = [], 0
         for share, mine in zip(shares, rows, strict=True):
             tokens = sampled.token_ids[first : first + len(mine)].tolist()

@@ -95,6 +95,22 @@ class ChainOps(Protocol):
     ) -> DraftOutput:
         """[A * n, S, D], [A * n, S] -> tokens and confidences of blocks of n rows."""
 
+    def draft_block(
+        self,
+        golden: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        low: torch.Tensor,
+        embedding: torch.Tensor,
+        shape: BlockShape,
+        ring: int,
+        rotary: Rotary,
+        layers: Sequence[WindowLayer],
+        pools: Sequence[BoundRecords],
+        head: DraftHead,
+    ) -> DraftOutput:
+        """``draft_rows``, ``window_layers`` and ``draft_decode``; of ``rotary`` the table alone is read."""
+
     def draft_contexts(
         self,
         features: torch.Tensor,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from deepinfer.kernels.draft_chains import (
+    draft_block,
     draft_contexts,
     draft_decode,
     draft_rows,
@@ -82,4 +83,5 @@ class Chains:
     draft_rows = draft_rows
     window_layers = window_layers
     draft_decode = draft_decode
+    draft_block = draft_block
     draft_contexts = draft_contexts

@@ -148,6 +148,32 @@ def draft_decode(
     return DraftOutput(hidden, base, tokens, logits, scores, ops.sigmoid(scores))
 
 
+def draft_block(
+    ops: Ops,
+    golden: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    low: torch.Tensor,
+    embedding: torch.Tensor,
+    shape: BlockShape,
+    ring: int,
+    rotary: Rotary,
+    layers: Sequence[WindowLayer],
+    pools: Sequence[BoundRecords],
+    head: DraftHead,
+) -> DraftOutput:
+    """Drafts of all blocks, from their anchors to their tokens; arguments as in the chains it runs.
+
+    ``rotary`` is asked for its table alone: the positions are those of the rows.
+    """
+    rows = ops.draft_rows(golden, positions, slots, low, embedding, shape, ring)
+    here = Rotary(rotary.cos, rotary.sin, rows.positions)
+    streams, pre = ops.window_layers(
+        rows.streams, rows.pre, layers, here, pools, rows.records, rows.places, rows.own
+    )
+    return ops.draft_decode(streams, pre, golden, head)
+
+
 def markov_decode(
     ops: Ops,
     golden: torch.Tensor,

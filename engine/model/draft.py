@@ -119,27 +119,19 @@ class Draft:
         ``num_drafts`` tokens are drafted by a block of so many rows, which costs less than a whole block. Its
         rows see each other, so these drafts may differ from the first ones of a whole block.
         """
-        ops, target = self.ops, self.target
         shape = self.shape if num_drafts is None else replace(self.shape, size=num_drafts)
-        rows = ops.draft_rows(
-            anchors.golden,
-            anchors.positions,
-            anchors.slots,
-            anchors.low,
-            target.embedding,
-            shape,
-            caches.shape.draft_ring,
-        )
-        rotary = target.plain_rope.at(rows.positions)
-        streams, pre = rows.streams, rows.pre
+        ops, target = self.ops, self.target
+        places = anchors.positions, anchors.slots, anchors.low
+        given = (anchors.golden, *places, target.embedding, shape, caches.shape.draft_ring)
         pools = [pool.bound(ops) for pool in caches.draft_window]
-        # all stages in one call, unless somebody wants to look between them
-        step = len(pools) if probe is no_probe else 1
-        for stage in range(0, len(pools), step):
-            layers, here = self.stages[stage : stage + step], pools[stage : stage + step]
-            streams, pre = ops.window_layers(
-                streams, pre, layers, rotary, here, rows.records, rows.places, rows.own
-            )
+        if probe is no_probe:
+            rotary = target.plain_rope.at(anchors.positions)
+            return ops.draft_block(*given, rotary, self.stages, pools, self.head)
+        rows = ops.draft_rows(*given)
+        seen, rotary = (rows.records, rows.places, rows.own), target.plain_rope.at(rows.positions)
+        streams, pre = rows.streams, rows.pre
+        for stage, (layer, pool) in enumerate(zip(self.stages, pools, strict=True)):
+            streams, pre = ops.window_layers(streams, pre, [layer], rotary, [pool], *seen)
             probe("draft_streams", -1 - stage, streams)
         output = ops.draft_decode(streams, pre, anchors.golden, self.head)
         probe("draft_hidden", -1, output.hidden)

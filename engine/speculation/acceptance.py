@@ -9,32 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 
-from deepinfer.engine.step_plan import Int64
-
-
-def num_accepted(sampled: Int64, drafts: Int64) -> int:
+def num_accepted(sampled: Sequence[int], drafts: Sequence[int]) -> int:
     """Leading drafts that are what was sampled in their place.
 
     Args:
-        sampled: int64 [1 + k], sampled by the rows of a sequence, in order.
-        drafts: int64 [k], what those rows but the first one were computed from.
+        sampled: [1 + k], sampled by the rows of a sequence, in order.
+        drafts: [k], what those rows but the first one were computed from.
     """
-    wrong = np.flatnonzero(sampled[:-1] != drafts)
-    return int(wrong[0]) if len(wrong) else len(drafts)
+    for place, draft in enumerate(drafts):
+        if sampled[place] != draft:
+            return place
+    return len(drafts)
 
 
-def emitted_rows(sampled: Int64, drafts: Sequence[Int64]) -> list[Int64]:
+def emitted_rows(sampled: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[range]:
     """Rows of each sequence whose samples stand: those of accepted drafts and the one after them.
 
     Args:
-        sampled: int64 [R], of all sequences, one after the other.
-        drafts: int64 [k] of each sequence, which has k + 1 rows.
+        sampled: [R], of all sequences, one after the other.
+        drafts: [k] of each sequence, which has k + 1 rows.
     """
     rows, first = [], 0
     for mine in drafts:
         end = first + len(mine) + 1
-        rows.append(np.arange(first, first + num_accepted(sampled[first:end], mine) + 1))
+        rows.append(range(first, first + num_accepted(sampled[first:end], mine) + 1))
         first = end
     return rows

@@ -10,6 +10,8 @@ best does not beat plain steps, nothing is drafted for a while (``pauses``).
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 import torch
@@ -43,15 +45,17 @@ class ConfidenceDrafts:
 
     def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
         """See ``DraftPolicy``."""
-        caps = np.array([min(self._most, s.num_useful_drafts) for s in sequences], np.int64)
-        if room <= 0 or not caps.any():
+        caps = [min(self._most, sequence.num_useful_drafts) for sequence in sequences]
+        if room <= 0 or not any(caps):
             return [0] * len(sequences)
+        totals = draft_totals(len(sequences), min(room, sum(caps)), self._most)
+        if len(sequences) == 1:  # the likeliest drafts of one block are its first ones
+            tokens = _expected_of_one(sequences[0].drafts.confidences.tolist())
+            return [self._best(1, totals, [tokens[total] for total in totals])]
         confidences = confidences_of([s.drafts for s in sequences], self._most)
-        totals = draft_totals(len(sequences), min(room, int(caps.sum())), self._most)
-        total = self._best(len(sequences), totals, _expected(confidences, caps)[totals])
-        if len(sequences) == 1:
-            return [total]  # the likeliest drafts of one block are its first ones, whatever their confidences
-        asked = {0: torch.from_numpy(confidences), 1: torch.from_numpy(caps)}
+        bounds = np.array(caps, np.int64)
+        total = self._best(len(sequences), totals, _expected(confidences, bounds)[totals].tolist())
+        asked = {0: torch.from_numpy(confidences), 1: torch.from_numpy(bounds)}
         here = moved(asked, self._ops.device)
         (shares,) = fetched(self._ops.verify_budget(here[0], here[1], total))
         given_out: list[int] = shares.tolist()
@@ -72,22 +76,26 @@ class ConfidenceDrafts:
         confidences = np.where(drafted, confidences_of([s.drafts for s in sequences], self._most), chances)
         # drafts are less often right than they are sure: what was accepted so far corrects the mean
         scale = chances / np.maximum(confidences.mean(0), 1e-3)
-        total = self._stable(count, confidences * np.minimum(scale, 1.0))
+        totals = self._totals(count)
+        tokens = _expected(confidences * np.minimum(scale, 1.0), np.full(count, self._most))[totals]
+        total = self._stable(count, totals, tokens.tolist())
         return Unseen(self._most, total) if total else Unseen(0)
 
     def block(self, num_sequences: int) -> int:
         """See ``DraftPolicy``; only a single sequence is known to have no use for the rest of a block."""
         if num_sequences > 1:
             return self._most
-        return self._stable(1, self._profile.chances()[None]) or self._most
+        totals, tokens = self._totals(1), _expected_of_one(self._profile.chances().tolist())
+        return self._stable(1, totals, [tokens[total] for total in totals]) or self._most
 
-    def _stable(self, count: int, confidences: Float32Array) -> int:
-        """The best number of drafts but none, kept until another one is clearly better."""
-        room = MAX_ROWS - sequence_bucket(count)
-        totals = draft_totals(count, room, self._most)[1:]
+    def _totals(self, count: int) -> list[int]:
+        """Numbers of drafts that may be made for so many sequences, but none."""
+        return draft_totals(count, MAX_ROWS - sequence_bucket(count), self._most)[1:]
+
+    def _stable(self, count: int, totals: list[int], tokens: list[float]) -> int:
+        """The best of ``totals``, which give so many tokens, kept until another one is clearly better."""
         if not totals:
             return 0
-        tokens = _expected(confidences, np.full(count, self._most))[totals]
         best, key = self._best(count, totals, tokens), sequence_bucket(count)
         kept, known = self._chosen.get(key, best), self._costs_of(count).drafting
         if kept in totals and known.is_known(kept) and known.is_known(best):
@@ -98,7 +106,7 @@ class ConfidenceDrafts:
         self._chosen[key] = best
         return best
 
-    def _best(self, count: int, totals: Items[int], tokens: np.ndarray) -> int:
+    def _best(self, count: int, totals: list[int], tokens: list[float]) -> int:
         """Of ``totals`` the one with the most ``tokens`` a second; the smallest of equals, or one to try.
 
         What was never met takes no longer than the next smaller number, as far as is known, nor less than a
@@ -106,9 +114,10 @@ class ConfidenceDrafts:
         """
         costs = self._costs_of(count)
         plain_s = costs.plain_s
-        seconds = np.maximum(costs.drafting.curve(totals), max(plain_s, 1e-9))
-        speed, known = tokens / seconds, [total == 0 or costs.drafting.is_known(total) for total in totals]
-        best = int(np.argmax(np.where(known, speed, 0.0)))
+        seconds = [max(curve_s, plain_s, 1e-9) for curve_s in costs.drafting.curve(totals)]
+        speed = [gained / taken for gained, taken in zip(tokens, seconds, strict=True)]
+        known = [total == 0 or costs.drafting.is_known(total) for total in totals]
+        best = max(range(len(totals)), key=lambda i: (speed[i] if known[i] else 0.0, -i))
         ahead = best + 1 if any(known) else 0
         if ahead < len(totals) and not known[ahead]:
             is_better_than_plain = plain_s == 0 or speed[ahead] > count / plain_s
@@ -134,6 +143,12 @@ class ConfidenceDrafts:
 
     def _costs_of(self, num_sequences: int) -> BatchCosts:
         return self._costs.setdefault(sequence_bucket(num_sequences), BatchCosts())
+
+
+def _expected_of_one(confidences: Items[float]) -> list[float]:
+    """Tokens of a step of one sequence that verifies 0, 1, 2, ... drafts."""
+    survival = accumulate(confidences, mul)
+    return list(accumulate(survival, initial=1.0))
 
 
 def _expected(confidences: Float32Array, caps: np.ndarray) -> np.ndarray:

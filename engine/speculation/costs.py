@@ -11,12 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from statistics import median
 
-import numpy as np
-import numpy.typing as npt
-
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
-
-Float64Array = npt.NDArray[np.float64]
 
 KEPT = 9
 """Timings of a size; their median is believed."""
@@ -56,11 +51,11 @@ class StepCosts:
         if len(timings) >= _ENOUGH:
             self._medians[size] = median(timings)
 
-    def curve(self, sizes: Items[int]) -> Float64Array:
-        """Seconds of steps of these sizes: float64, never falling with the size; 0 if all is new."""
+    def curve(self, sizes: Items[int]) -> list[float]:
+        """Seconds of steps of these sizes, never falling with the size; 0 if all is new."""
         known = [(met, seconds) for met, seconds in self._medians.items() if self._is_recent(met)]
         wanted = [size_class(size) for size in sizes]
-        return np.array([max((s for met, s in known if met <= size), default=0.0) for size in wanted])
+        return [max((s for met, s in known if met <= size), default=0.0) for size in wanted]
 
     def at(self, size: int) -> float:
         """Seconds of steps of exactly this size class; 0 if it was not met often enough."""

@@ -11,7 +11,6 @@ from deepinfer.kernels.cpu import (
     budget,
     chains,
     compress,
-    draft_chains,
     engram,
     fake_quant,
     hyper,
@@ -25,6 +24,7 @@ from deepinfer.kernels.cpu import (
     sampling,
 )
 from deepinfer.kernels.cpu import linear as linears
+from deepinfer.kernels.cpu.draft_block import DraftBlocks
 from deepinfer.kernels.cpu.experts import moe as run_experts
 from deepinfer.kernels.cpu.linear import PackedLinear
 from deepinfer.kernels.cpu.packed_experts import PackedExperts, pack_experts
@@ -38,7 +38,7 @@ from deepinfer.kernels.rng import host_words
 from deepinfer.kernels.turn_chains import Turns
 
 
-class CpuOps(draft_chains.DraftChains, RecordChains, Turns):
+class CpuOps(DraftBlocks, RecordChains, Turns):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = packing = "cpu"

@@ -10,15 +10,20 @@ import torch
 
 from deepinfer.kernels.cpu.compiled import kernel
 from deepinfer.kernels.cpu.experts import ROWS_PER_TASK, Place
-from deepinfer.kernels.cpu.fake_quant import MXFP8, round_trip_kernel
 from deepinfer.kernels.cpu.fma_tile import TILE_ROWS
 from deepinfer.kernels.cpu.hyper import collapse_kernel
 from deepinfer.kernels.cpu.linear import PackedLinear, linear_kernel
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
 from deepinfer.kernels.cpu.pointwise import sigmoid_kernel
 from deepinfer.kernels.cpu.records import BoundRecords, load_rows
-from deepinfer.kernels.cpu.rope import rotate_kernel
-from deepinfer.kernels.cpu.window_layer import BoundLayers, window_layer_kernel
+from deepinfer.kernels.cpu.window_layer import (
+    BoundLayers,
+    Latent,
+    Table,
+    latent_of,
+    latents_of,
+    window_layer_kernel,
+)
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.draft_chains import CONFIDENCE_CLAMP
 from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, DraftRows, WindowLayer
@@ -27,7 +32,6 @@ from deepinfer.kernels.operands import Rotary
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 _CLAMP = np.float32(CONFIDENCE_CLAMP)
-_MXFP8_GROUP = 32
 
 
 @kernel
@@ -104,6 +108,31 @@ def markov_kernel(
             scores[a, i] = value
 
 
+@kernel
+def contexts_kernel(
+    features: Float32,
+    projection: Place,
+    gain: Float32,
+    eps: np.float32,
+    layers: tuple[Latent, ...],
+    table: Table,
+    rounds: bool,
+    bf16: bool,
+    out: Float32,
+    low: int,
+    high: int,
+) -> None:
+    """Latents [L, T, C] of ``features`` [T, F] for L layers, rows ``low .. high``."""
+    cos, sin, positions = table
+    here, num_rows = (cos, sin, positions[low:high]), high - low
+    raw = np.empty((num_rows, gain.shape[0]), np.float32)
+    context = np.empty_like(raw)
+    linear_kernel(features[low:high], projection, raw, gain.shape[0], bf16, 0, num_rows)
+    rms_norm_kernel(raw, gain, eps, context, bf16, 0, num_rows)
+    for number in range(len(layers)):
+        out[number, low:high] = latents_of(context, layers[number], here, rounds, bf16)
+
+
 class DraftChains:
     """The part of ``CpuOps`` that drafts; see ``kernels.draft_chains`` for what each method stands for."""
 
@@ -168,12 +197,16 @@ class DraftChains:
                 for layer, (x, pre), context, out in zip(bound, ins, seen, outs, strict=True):
                     window_layer_kernel(x, pre, *layer, table, context, slots, block, *flags, *out, *rows)
 
-        cost = sum(
+        self.workers.run(len(x), size, part, item_cost=self.cost_of(layers))
+        return torch.from_numpy(outs[-1][0]), torch.from_numpy(outs[-1][1])
+
+    @staticmethod
+    def cost_of(layers: Sequence[WindowLayer]) -> int:
+        """Rough multiply-adds of a row."""
+        return sum(
             40_000 * layer.num_heads + (layer.moe.num_selected + 1) * int(layer.moe.experts.cost)
             for layer in layers
         )
-        self.workers.run(len(x), size, part, item_cost=cost)
-        return torch.from_numpy(outs[-1][0]), torch.from_numpy(outs[-1][1])
 
     def draft_contexts(
         self,
@@ -185,28 +218,17 @@ class DraftChains:
         rotary: Rotary,
     ) -> tuple[torch.Tensor, ...]:
         """See ``Ops``."""
-        rows, gains, floor, bf16 = features.contiguous().numpy(), gain.numpy(), np.float32(eps), self.bf16
-        cos, sin, positions = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.numpy()
-        num_rows, width = len(rows), projection.num_outputs
-        raw, context = np.empty((2, num_rows, width), np.float32)
-        latents = [np.empty((2, num_rows, layer.latent.num_outputs), np.float32) for layer in layers]
+        rows, shown = features.contiguous().numpy(), tuple(latent_of(layer) for layer in layers)
+        table = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.numpy()
+        weights = projection.place, gain.numpy(), np.float32(eps)
+        out = np.empty((len(layers), len(rows), layers[0].latent.num_outputs), np.float32)
 
         def part(low: int, high: int) -> None:
-            linear_kernel(rows, projection.place, raw, width, bf16, low, high)
-            rms_norm_kernel(raw, gains, floor, context, bf16, low, high)
-            for layer, (before, after) in zip(layers, latents, strict=True):
-                weight: PackedLinear = layer.latent
-                linear_kernel(context, weight.place, before, weight.num_outputs, bf16, low, high)
-                rms_norm_kernel(
-                    before, layer.latent_gain.numpy(), np.float32(layer.eps), after, bf16, low, high
-                )
-                rotate_kernel(after[:, None], cos, sin, positions, np.float32(1.0), bf16, low, high)
-                if self.round_caches:
-                    round_trip_kernel(after, MXFP8, _MXFP8_GROUP, low, high)
+            contexts_kernel(rows, *weights, shown, table, self.round_caches, self.bf16, out, low, high)
 
         cost = projection.panels.size + sum(layer.latent.panels.size for layer in layers)
-        self.workers.run(num_rows, TILE_ROWS, part, item_cost=cost)
-        return tuple(torch.from_numpy(after) for _, after in latents)
+        self.workers.run(len(rows), TILE_ROWS, part, item_cost=cost)
+        return tuple(torch.from_numpy(latents) for latents in out)
 
     def draft_decode(
         self,

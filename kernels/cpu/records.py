@@ -98,7 +98,7 @@ def store_records(records: BoundRecords, values: torch.Tensor, rows: torch.Tenso
             )
 
     workers.run(num_rows, max(1, _GRAIN_VALUES // width), part)
-    _refuse_outside("store_records", sum(outside), layout)
+    refuse_outside("store_records", sum(outside), layout)
 
 
 def load_records(
@@ -135,7 +135,7 @@ def load_rows(
     width = sum(target.shape[1] for target in targets)
     workers.run(len(index), max(1, _GRAIN_VALUES // width), part)
     for number, layout in outside:
-        _refuse_outside("load_records", number, layout)
+        refuse_outside("load_records", number, layout)
 
 
 def _load(
@@ -194,7 +194,8 @@ def _check(kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> _
     return form
 
 
-def _refuse_outside(name: str, num_outside: int, layout: npt.NDArray[np.int64]) -> None:
+def refuse_outside(name: str, num_outside: int, layout: npt.NDArray[np.int64]) -> None:
+    """Complain in the name of an op of so many rows that name no record of ``layout``."""
     if num_outside:
         num_records = layout[0] * layout[1]
         raise ValueError(f"{name}: {num_outside} rows are neither -1 nor one of the {num_records} records")

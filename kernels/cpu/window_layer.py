@@ -40,6 +40,8 @@ Site = tuple[Dense, Float32, Float32, Float32, int, np.float32, np.float32]
 """fn, base, scale, gain, iterations, hc_eps, rms_eps of a ``SiteWeights``."""
 Attention = tuple[Dense, Float32, Dense, Dense, Float32, Dense, Dense, Float32, np.float32]
 """Query down, its norm, query up; latent, its norm; both output matrices; sink; eps of the norms."""
+Latent = tuple[Dense, Float32, np.float32]
+"""Of these the latent, its norm and eps."""
 Moe = tuple[Dense, Float32, int, bool, np.float32, np.float32, tuple[Place, ...], tuple[Place, ...]]
 """Gate, bias, k, normalise, factor, limit, matrices of the experts and of the shared one."""
 Table = tuple[Float32, Float32, Int64]
@@ -80,12 +82,12 @@ def _site(
 
 
 @inlined
-def _latents(x: Float32, weights: Attention, table: Table, rounds: bool, bf16: bool) -> Float32:
-    """What rows [n, D] show to the queries of their block: [n, C]."""
-    _, _, _, latent, latent_gain, _, _, _, eps = weights
+def latents_of(x: Float32, weights: Latent, table: Table, rounds: bool, bf16: bool) -> Float32:
+    """What rows [n, D] show to queries: [n, C]."""
+    latent, gain, eps = weights
     cos, sin, positions = table
     num_rows = x.shape[0]
-    latents = _normed(_dense(x, latent, bf16), latent_gain, eps, bf16)
+    latents = _normed(_dense(x, latent, bf16), gain, eps, bf16)
     one_head = latents.reshape(num_rows, 1, latents.shape[1])
     rotate_kernel(one_head, cos, sin, positions, np.float32(1.0), bf16, 0, num_rows)
     if rounds:
@@ -181,7 +183,8 @@ def window_layer_kernel(
     num_rows, x = high - low, streams[low:high]
     here = (cos, sin, positions[low:high])
     between, post, comb, normed = _site(x, pre[low:high], attn_site, bf16)
-    latents = _latents(normed, attention, here, rounds, bf16)
+    _, _, _, latent, gain, _, _, _, eps = attention
+    latents = latents_of(normed, (latent, gain, eps), here, rounds, bf16)
     seen, mine = places[low:high], own[low:high] - low
     added = _attend(normed, latents, attention, num_heads, here, context, seen, mine, bf16)
     middle = np.empty_like(x)
@@ -210,6 +213,11 @@ class BoundLayers:
             found = sites[0], _attention_of(layer), layer.num_heads, sites[1], _moe_of(layer.moe)
             self._bound[layer] = found
         return found
+
+
+def latent_of(layer: WindowLayer) -> Latent:
+    """How a layer shows rows, as the kernel sees it."""
+    return _dense_of(layer.latent), layer.latent_gain.numpy(), np.float32(layer.eps)
 
 
 def _dense_of(weight: PackedLinear) -> Dense:

@@ -213,12 +213,12 @@ def test_a_larger_batch_begins_with_the_pause_of_a_smaller_one() -> None:
 
 def test_costs_never_fall_and_what_is_unknown_is_no_dearer() -> None:
     costs = StepCosts()
-    assert costs.curve([1, 2, 3]).tolist() == [0.0, 0.0, 0.0]
+    assert costs.curve([1, 2, 3]) == [0.0, 0.0, 0.0]
     for size, seconds in ((1, 1.0), (3, 0.9), (6, 2.0)):
         for _ in range(3):
             costs.learn(size, seconds)
     costs.learn(5, 9.0)  # once is not enough to be believed
-    assert costs.curve(range(1, 7)).tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
+    assert costs.curve(range(1, 7)) == [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
 
 
 def sequence(confidences: list[float]) -> Sequence:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
 import pytest
 from soak_play import Tally, soaked
 from trace_play import check, core_of, random_trace
@@ -20,7 +20,6 @@ from trace_play import check, core_of, random_trace
 from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.bundled import bundled_model_dir
 from deepinfer.engine.llm import LLM
-from deepinfer.engine.step_plan import Int64
 
 NUM_TRACES = int(os.environ.get("DEEPINFER_TEST_TRACES", "6"))
 NUM_LONG_TRACES = 60
@@ -82,10 +81,10 @@ def test_a_soaked_trace_counts_what_differs(llm: LLM, monkeypatch: pytest.Monkey
     assert found.failures or found.differing_records > 0
 
 
-def _all_rows(sampled: Int64, drafts: Sequence[Int64]) -> list[Int64]:
+def _all_rows(sampled: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[range]:
     """Accepts whatever was drafted."""
-    ends = np.cumsum([len(mine) + 1 for mine in drafts])
-    return [np.arange(end - len(mine) - 1, end) for end, mine in zip(ends, drafts, strict=True)]
+    ends = accumulate(len(mine) + 1 for mine in drafts)
+    return [range(end - len(mine) - 1, end) for end, mine in zip(ends, drafts, strict=True)]
 
 
 def test_traces_reach_hits_evictions_and_preemptions(llm: LLM) -> None:

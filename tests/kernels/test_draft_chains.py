@@ -18,7 +18,7 @@ from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteWeights
 
 Draw = Callable[..., torch.Tensor]
 D, STREAMS, HEADS, WIDTH, BLOCK, WINDOW = 48, 4, 4, 32, 5, 9
-FORMAT = RecordFormat("mxfp8", WIDTH, WIDTH, WIDTH // 32)
+FORMAT, EXACT = RecordFormat("mxfp8", WIDTH, WIDTH, WIDTH // 32), RecordFormat("exact", WIDTH, 4 * WIDTH, 0)
 
 
 def bits(x: torch.Tensor) -> bytes:
@@ -155,12 +155,8 @@ def test_rows_of_blocks_are_their_ops(num_blocks: int, draw: Draw) -> None:
     assert (one.records == -1).sum() == WINDOW - 4 + (num_blocks == 4) * (WINDOW - 4 + WINDOW)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("num_drafts", [1, 3, 5])
-@pytest.mark.parametrize("num_blocks", [1, 4])
-def test_decoding_is_its_ops(num_blocks: int, num_drafts: int, bf16: bool, draw: Draw) -> None:
-    ops, vocabulary, rank = cpu_ops(bf16), 70, 12
-    head = DraftHead(
+def decoding_head(ops: Ops, draw: Draw, vocabulary: int, rank: int = 12) -> DraftHead:
+    return DraftHead(
         gain=draw(D),
         eps=1e-20,
         head=ops.pack_linear(draw(vocabulary, D)),
@@ -168,6 +164,14 @@ def test_decoding_is_its_ops(num_blocks: int, num_drafts: int, bf16: bool, draw:
         markov=ops.pack_linear((draw(vocabulary, rank) > 1).float()),
         confidence=ops.pack_linear(draw(1, D + rank)),
     )
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("num_drafts", [1, 3, 5])
+@pytest.mark.parametrize("num_blocks", [1, 4])
+def test_decoding_is_its_ops(num_blocks: int, num_drafts: int, bf16: bool, draw: Draw) -> None:
+    ops, vocabulary = cpu_ops(bf16), 70
+    head = decoding_head(ops, draw, vocabulary)
     rows = num_blocks * num_drafts
     golden = torch.arange(num_blocks) * 7 % vocabulary
     streams, pre = draw(rows, STREAMS, D), draw(rows, STREAMS)
@@ -190,3 +194,32 @@ def test_contexts_are_their_ops(num_rows: int, bf16: bool, draw: Draw) -> None:
     given = (draw(num_rows, 2 * D), projection, gain, 1e-20, layers, rotary)
     one, other = ops.draft_contexts(*given), draft_chains.draft_contexts(ops, *given)
     assert [bits(x) for x in one] == [bits(x) for x in other]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("round_caches", [False, True])
+@pytest.mark.parametrize(("num_blocks", "size"), [(1, 1), (1, 2), (4, 5), (150, 3)])
+def test_drafting_in_one_call_is_its_ops(
+    num_blocks: int, size: int, round_caches: bool, bf16: bool, draw: Draw
+) -> None:
+    """The last case is more than two threads do at once."""
+    ops, vocabulary = cpu_ops(bf16, round_caches), 70
+    ring, slots = WINDOW + 6, torch.arange(num_blocks) * 3 % num_blocks
+    positions = torch.arange(num_blocks) * 11 % 200
+    layers, pools = [layer(ops, draw), layer(ops, draw)], []
+    for _ in layers:
+        pool = RecordPool(FORMAT if round_caches else EXACT, num_blocks, ring)
+        pool.store(ops, draw(num_blocks * ring, WIDTH), torch.arange(num_blocks * ring))
+        pools.append(pool.bound(ops))
+    head = decoding_head(ops, draw, vocabulary)
+    rotary = Rotary(draw(300, 8), draw(300, 8), positions)
+    shape = BlockShape(size=size, window=WINDOW, noise_token_id=3, num_streams=STREAMS)
+    golden, low = torch.arange(num_blocks) * 7 % vocabulary, (positions - WINDOW + 2).clamp(min=0)
+    given = (golden, positions, slots, low, draw(vocabulary, D), shape, ring, rotary, layers, pools, head)
+    one, other = ops.draft_block(*given), draft_chains.draft_block(ops, *given)
+    for mine, theirs in zip(astuple(one), astuple(other), strict=True):
+        assert mine.dtype == theirs.dtype
+        assert mine.shape == theirs.shape
+        assert bits(mine) == bits(theirs)
+    moved = ops.draft_block(golden, positions + 1, *given[2:])
+    assert bits(moved.hidden) != bits(one.hidden)
