@@ -121,3 +121,16 @@ class ChainOps(Protocol):
         rotary: Rotary,
     ) -> tuple[torch.Tensor, ...]:
         """Features [T, F] -> context latents [T, C] of every layer."""
+
+    def keep_contexts(
+        self,
+        features: torch.Tensor,
+        projection: PackedWeight,
+        gain: torch.Tensor,
+        eps: float,
+        layers: Sequence[WindowLayer],
+        rotary: Rotary,
+        pools: Sequence[BoundRecords],
+        records: torch.Tensor,
+    ) -> None:
+        """``draft_contexts`` into ``records`` int64 [T] of every layer's pool."""

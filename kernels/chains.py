@@ -16,6 +16,7 @@ from deepinfer.kernels.draft_chains import (
     draft_contexts,
     draft_decode,
     draft_rows,
+    keep_contexts,
     markov_decode,
     window_layers,
 )
@@ -85,3 +86,4 @@ class Chains:
     draft_decode = draft_decode
     draft_block = draft_block
     draft_contexts = draft_contexts
+    keep_contexts = keep_contexts

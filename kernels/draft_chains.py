@@ -123,6 +123,23 @@ def draft_contexts(
     )
 
 
+def keep_contexts(
+    ops: Ops,
+    features: torch.Tensor,
+    projection: PackedWeight,
+    gain: torch.Tensor,
+    eps: float,
+    layers: Sequence[WindowLayer],
+    rotary: Rotary,
+    pools: Sequence[BoundRecords],
+    records: torch.Tensor,
+) -> None:
+    """``draft_contexts``, each stored in its pool as records int64 [T], -1 for a row that nobody will see."""
+    latents = ops.draft_contexts(features, projection, gain, eps, layers, rotary)
+    for pool, mine in zip(pools, latents, strict=True):
+        ops.store_records(pool, mine, records)
+
+
 def draft_decode(
     ops: Ops,
     streams: torch.Tensor,

@@ -63,6 +63,12 @@ class StepView:
             self.snapshots[layer] = saved.view(*ends.shape, -1)
         return buffer.bound(self.ops)
 
+    def saves_draft_windows(self, rows: Rows) -> bool:
+        """Whether ``draft_window`` saves snapshots of these rows."""
+        return self.snapshot_layers == self.caches.config.num_hidden_layers and bool(
+            rows.boundary_windows.shape[0]
+        )
+
     def draft_window(self, stage: int, latents: torch.Tensor, rows: Rows) -> None:
         """Store context latents [T, C] of a draft stage; its snapshots have the key ``-1 - stage``.
 
@@ -70,7 +76,7 @@ class StepView:
         computes the kept rows again, and drafts look at no others.
         """
         pool = self.caches.draft_window[stage]
-        if self.snapshot_layers == self.caches.config.num_hidden_layers and rows.boundary_windows.shape[0]:
+        if self.saves_draft_windows(rows):
             buffer = torch.cat([pool.load(self.ops, rows.history_records), latents])
             self._save(-1 - stage, pool, buffer, rows.boundary_windows)
         pool.store(self.ops, latents, rows.draft_ring_records)

@@ -6,7 +6,7 @@ model.md section 7.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -85,12 +85,15 @@ class Draft:
             markov=ops.pack_linear(checkpoint.weight(f"{last}.markov_head.head.weight")),
             confidence=ops.pack_linear(checkpoint.weight(f"{last}.confidence_head.proj.weight")),
         )
-        self.shape = BlockShape(
-            size=config.dspark_block_size,
-            window=config.sliding_window,
-            noise_token_id=config.dspark_noise_token_id,
-            num_streams=config.hc_mult,
-        )
+        self.shapes = [
+            BlockShape(
+                size=1 + number,
+                window=config.sliding_window,
+                noise_token_id=config.dspark_noise_token_id,
+                num_streams=config.hc_mult,
+            )
+            for number in range(config.dspark_block_size)
+        ]
 
     def bound_to(self, target: Transformer) -> Draft:
         """The same weights beside another binding of the backbone."""
@@ -104,9 +107,12 @@ class Draft:
         """Store the context latents of computed rows, from their features [T, targets * D] (section 7.1)."""
         probe("features", -1, features)
         rotary = self.target.plain_rope.at(rows.positions)
-        written = self.ops.draft_contexts(
-            features, self.main_proj, self.main_norm, self.config.rms_norm_eps, self.stages, rotary
-        )
+        given = features, self.main_proj, self.main_norm, self.config.rms_norm_eps, self.stages, rotary
+        if probe is no_probe and not view.saves_draft_windows(rows):
+            pools = [pool.bound(self.ops) for pool in view.caches.draft_window]
+            self.ops.keep_contexts(*given, pools, rows.draft_ring_records)
+            return
+        written = self.ops.draft_contexts(*given)
         for stage, latents in enumerate(written):
             probe("window_kv", -1 - stage, latents)
             view.draft_window(stage, latents, rows)
@@ -119,7 +125,7 @@ class Draft:
         ``num_drafts`` tokens are drafted by a block of so many rows, which costs less than a whole block. Its
         rows see each other, so these drafts may differ from the first ones of a whole block.
         """
-        shape = self.shape if num_drafts is None else replace(self.shape, size=num_drafts)
+        shape = self.shapes[-1 if num_drafts is None else num_drafts - 1]
         ops, target = self.ops, self.target
         places = anchors.positions, anchors.slots, anchors.low
         given = (anchors.golden, *places, target.embedding, shape, caches.shape.draft_ring)

@@ -16,27 +16,29 @@ import numpy.typing as npt
 import torch
 
 from deepinfer.kernels.cpu.compiled import kernel
-from deepinfer.kernels.cpu.draft_chains import DraftChains, markov_kernel, rows_kernel
+from deepinfer.kernels.cpu.draft_chains import (
+    DraftChains,
+    contexts_cost,
+    markov_kernel,
+    rows_kernel,
+)
 from deepinfer.kernels.cpu.experts import ROWS_PER_TASK, Place
+from deepinfer.kernels.cpu.fma_tile import TILE_ROWS
 from deepinfer.kernels.cpu.hyper import collapse_kernel
 from deepinfer.kernels.cpu.linear import PackedLinear, linear_kernel
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
 from deepinfer.kernels.cpu.pointwise import sigmoid_kernel
-from deepinfer.kernels.cpu.record_kernels import copy_kernel, load_kernel
+from deepinfer.kernels.cpu.record_kernels import Place as Pool
+from deepinfer.kernels.cpu.record_kernels import load_place, store_place
 from deepinfer.kernels.cpu.records import BoundRecords, refuse_outside
-from deepinfer.kernels.cpu.window_layer import Layer, window_layer_kernel
+from deepinfer.kernels.cpu.window_layer import Latent, Layer, Table, contexts_kernel, window_layer_kernel
 from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, WindowLayer
 from deepinfer.kernels.operands import Rotary
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Pool = tuple[Bytes, Bytes, Int64, Float32, int, int, int]
-"""Codes, scales, layout and values of scales; number of the format, channels of a group, of a record."""
 Head = tuple[Float32, np.float32, Place, Float32, Place, Place]
 """Gain and eps of the norm; head; embedding and head of the Markov term; confidence."""
-_EXACT = -1
-_NO_SCALES = np.empty(0, np.float32)
 
 
 @kernel
@@ -81,17 +83,8 @@ def block_kernel(
             embedding, noise_token_id, ring, streams, pre, at, records, places, own,
         )  # fmt: skip
         for stage in range(len(layers)):
-            codes, factors, layout, values, kind, group, channels = pools[stage]
-            context = np.empty((len(records), channels), np.float32)
-            if kind == _EXACT:
-                num_outside += copy_kernel(
-                    context.view(np.uint8), codes, layout, records, False, 0, len(records)
-                )
-            else:
-                groups = context.reshape(len(records), channels // group, group)
-                num_outside += load_kernel(
-                    codes, factors, layout, values, records, groups, kind, 0, len(records)
-                )
+            context, outside = load_place(pools[stage], records)
+            num_outside += outside
             attn_site, attention, num_heads, ffn_site, moe = layers[stage]
             after, following = np.empty_like(streams), np.empty_like(pre)
             window_layer_kernel(
@@ -114,8 +107,30 @@ def block_kernel(
     return num_outside
 
 
+@kernel
+def keep_kernel(
+    features: Float32,
+    weights: tuple[Place, Float32, np.float32],
+    layers: tuple[Latent, ...],
+    table: Table,
+    flags: tuple[bool, bool],
+    pools: tuple[Pool, ...],
+    records: Int64,
+    out: Float32,
+    low: int,
+    high: int,
+) -> int:
+    """``contexts_kernel``, and its latents stored; how many records do not exist."""
+    projection, gain, eps = weights
+    contexts_kernel(features, projection, gain, eps, layers, table, flags[0], flags[1], out, low, high)
+    num_outside = 0
+    for number in range(len(pools)):
+        num_outside += store_place(pools[number], out[number], records, low, high)
+    return num_outside
+
+
 class DraftBlocks(DraftChains):
-    """``DraftChains`` and all of them in one; see ``kernels.draft_chains.draft_block``."""
+    """``DraftChains`` and longer ones of them: ``draft_block`` and ``keep_contexts``."""
 
     def draft_block(
         self,
@@ -144,7 +159,7 @@ class DraftBlocks(DraftChains):
         anchors = first, positions.numpy(), slots.numpy(), low.numpy()
         numbers = shape.noise_token_id, ring, shape.window, shape.num_streams
         angles = rotary.cos.numpy(), rotary.sin.numpy()
-        bound, seen = tuple(self.layers[layer] for layer in layers), tuple(_pool_of(pool) for pool in pools)
+        bound, seen = tuple(self.layers[layer] for layer in layers), tuple(pool.place for pool in pools)
         ends = _head_of(head)
         flags, table = (self.round_caches, self.bf16), embedding.numpy()
         found = hidden, base, tokens, logits, scores, confidences
@@ -160,12 +175,30 @@ class DraftBlocks(DraftChains):
         flat = hidden.reshape(count * size, width)
         return DraftOutput(*(torch.from_numpy(x) for x in (flat, *found[1:])))
 
+    def keep_contexts(
+        self,
+        features: torch.Tensor,
+        projection: PackedLinear,
+        gain: torch.Tensor,
+        eps: float,
+        layers: Sequence[WindowLayer],
+        rotary: Rotary,
+        pools: Sequence[BoundRecords],
+        records: torch.Tensor,
+    ) -> None:
+        """See ``Ops``."""
+        rows, index = features.contiguous().numpy(), records.contiguous().numpy()
+        table = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.numpy()
+        weights, shown = (projection.place, gain.numpy(), np.float32(eps)), self.shown_by(layers)
+        flags, places = (self.round_caches, self.bf16), tuple(pool.place for pool in pools)
+        out = np.empty((len(layers), len(rows), pools[0].width), np.float32)
+        outside: list[int] = []
 
-def _pool_of(pool: BoundRecords) -> Pool:
-    form = pool.form
-    if form is None:
-        return pool.codes, pool.factors, pool.layout, _NO_SCALES, _EXACT, 1, pool.width
-    return pool.codes, pool.factors, pool.layout, form.scale_values, form.number, form.group, pool.width
+        def part(low: int, high: int) -> None:
+            outside.append(keep_kernel(rows, weights, shown, table, flags, places, index, out, low, high))
+
+        self.workers.run(len(rows), TILE_ROWS, part, item_cost=contexts_cost(projection, layers))
+        refuse_outside("keep_contexts", sum(outside), pools[0].layout)
 
 
 def _head_of(head: DraftHead) -> Head:

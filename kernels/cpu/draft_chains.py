@@ -19,9 +19,8 @@ from deepinfer.kernels.cpu.records import BoundRecords, load_rows
 from deepinfer.kernels.cpu.window_layer import (
     BoundLayers,
     Latent,
-    Table,
+    contexts_kernel,
     latent_of,
-    latents_of,
     window_layer_kernel,
 )
 from deepinfer.kernels.cpu.workers import Workers
@@ -108,31 +107,6 @@ def markov_kernel(
             scores[a, i] = value
 
 
-@kernel
-def contexts_kernel(
-    features: Float32,
-    projection: Place,
-    gain: Float32,
-    eps: np.float32,
-    layers: tuple[Latent, ...],
-    table: Table,
-    rounds: bool,
-    bf16: bool,
-    out: Float32,
-    low: int,
-    high: int,
-) -> None:
-    """Latents [L, T, C] of ``features`` [T, F] for L layers, rows ``low .. high``."""
-    cos, sin, positions = table
-    here, num_rows = (cos, sin, positions[low:high]), high - low
-    raw = np.empty((num_rows, gain.shape[0]), np.float32)
-    context = np.empty_like(raw)
-    linear_kernel(features[low:high], projection, raw, gain.shape[0], bf16, 0, num_rows)
-    rms_norm_kernel(raw, gain, eps, context, bf16, 0, num_rows)
-    for number in range(len(layers)):
-        out[number, low:high] = latents_of(context, layers[number], here, rounds, bf16)
-
-
 class DraftChains:
     """The part of ``CpuOps`` that drafts; see ``kernels.draft_chains`` for what each method stands for."""
 
@@ -200,6 +174,10 @@ class DraftChains:
         self.workers.run(len(x), size, part, item_cost=self.cost_of(layers))
         return torch.from_numpy(outs[-1][0]), torch.from_numpy(outs[-1][1])
 
+    def shown_by(self, layers: Sequence[WindowLayer]) -> tuple[Latent, ...]:
+        """How layers show rows, as kernels see it."""
+        return tuple(latent_of(self.layers[layer]) for layer in layers)
+
     @staticmethod
     def cost_of(layers: Sequence[WindowLayer]) -> int:
         """Rough multiply-adds of a row."""
@@ -218,7 +196,7 @@ class DraftChains:
         rotary: Rotary,
     ) -> tuple[torch.Tensor, ...]:
         """See ``Ops``."""
-        rows, shown = features.contiguous().numpy(), tuple(latent_of(layer) for layer in layers)
+        rows, shown = features.contiguous().numpy(), self.shown_by(layers)
         table = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.numpy()
         weights = projection.place, gain.numpy(), np.float32(eps)
         out = np.empty((len(layers), len(rows), layers[0].latent.num_outputs), np.float32)
@@ -226,8 +204,7 @@ class DraftChains:
         def part(low: int, high: int) -> None:
             contexts_kernel(rows, *weights, shown, table, self.round_caches, self.bf16, out, low, high)
 
-        cost = projection.panels.size + sum(layer.latent.panels.size for layer in layers)
-        self.workers.run(len(rows), TILE_ROWS, part, item_cost=cost)
+        self.workers.run(len(rows), TILE_ROWS, part, item_cost=contexts_cost(projection, layers))
         return tuple(torch.from_numpy(latents) for latents in out)
 
     def draft_decode(
@@ -274,6 +251,11 @@ class DraftChains:
         hidden, base = states.contiguous().numpy(), base_logits.contiguous().numpy()
         tokens, logits, scores = _markov(golden, hidden, base, embed, head, confidence)
         return torch.from_numpy(tokens), torch.from_numpy(logits), torch.from_numpy(scores)
+
+
+def contexts_cost(projection: PackedLinear, layers: Sequence[WindowLayer]) -> int:
+    """Multiply-adds of a row."""
+    return int(projection.panels.size) + sum(int(layer.latent.panels.size) for layer in layers)
 
 
 def _markov(

@@ -29,7 +29,9 @@ Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
-MXFP8, MXFP4, FP4_E4M3 = 0, 1, 2
+MXFP8, MXFP4, FP4_E4M3, EXACT = 0, 1, 2, 3
+Place = tuple[Bytes, Bytes, Int64, Float32, int, int, int]
+"""Records of any format: data, scales, layout, values of scales; format, channels of a group, of a record."""
 DATA, SCALES = 2, 4
 """Where the two strides of each part begin in ``layout``."""
 _INFINITY, _NO_SIGN = np.int32(0x7F800000), np.int32(0x7FFFFFFF)
@@ -174,3 +176,24 @@ def copy_kernel(raw: Bytes, data: Bytes, layout: Int64, rows: Int64, store: bool
             for i in range(raw.shape[1]):
                 raw[t, i] = data[at + np.uint64(i)]
     return num_outside
+
+
+@inlined
+def load_place(place: Place, rows: Int64) -> tuple[Float32, int]:
+    """Records ``rows`` [T] decoded to [T, W]; how many rows are neither -1 nor a record."""
+    data, scales, layout, scale_values, kind, group, width = place
+    out = np.empty((len(rows), width), np.float32)
+    if kind == EXACT:
+        return out, copy_kernel(out.view(np.uint8), data, layout, rows, False, 0, len(rows))
+    groups = out.reshape(len(rows), width // group, group)
+    return out, load_kernel(data, scales, layout, scale_values, rows, groups, kind, 0, len(rows))
+
+
+@inlined
+def store_place(place: Place, values: Float32, rows: Int64, low: int, high: int) -> int:
+    """Rows ``low .. high`` of values [T, W] into their records; how many rows are neither -1 nor a record."""
+    data, scales, layout, _, kind, group, width = place
+    if kind == EXACT:
+        return copy_kernel(values.view(np.uint8), data, layout, rows, True, low, high)
+    groups = values.reshape(len(rows), width // group, group)
+    return store_kernel(values, groups, data, scales, layout, rows, kind, low, high)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,12 @@ import torch
 
 from deepinfer.kernels.cpu import record_kernels as kernels
 from deepinfer.kernels.cpu.group_decode import E4M3_VALUES, E8M0_VALUES
+from deepinfer.kernels.cpu.record_kernels import Place
 from deepinfer.kernels.cpu.workers import Workers
 
 _GRAIN_VALUES = 1 << 14
 """A part of fewer values than this costs less than waking a thread for it."""
+_NO_SCALES = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,15 @@ class BoundRecords:
     codes: npt.NDArray[np.uint8]
     factors: npt.NDArray[np.uint8]
     layout: npt.NDArray[np.int64]
+
+    @cached_property
+    def place(self) -> Place:
+        """What kernels are told that take records of any format."""
+        form = self.form
+        if form is None:
+            return self.codes, self.factors, self.layout, _NO_SCALES, kernels.EXACT, 1, self.width
+        numbers = form.number, form.group, self.width
+        return self.codes, self.factors, self.layout, form.scale_values, *numbers
 
 
 def bind_records(kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> BoundRecords:

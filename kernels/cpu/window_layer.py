@@ -82,7 +82,7 @@ def _site(
 
 
 @inlined
-def latents_of(x: Float32, weights: Latent, table: Table, rounds: bool, bf16: bool) -> Float32:
+def _latents(x: Float32, weights: Latent, table: Table, rounds: bool, bf16: bool) -> Float32:
     """What rows [n, D] show to queries: [n, C]."""
     latent, gain, eps = weights
     cos, sin, positions = table
@@ -184,7 +184,7 @@ def window_layer_kernel(
     here = (cos, sin, positions[low:high])
     between, post, comb, normed = _site(x, pre[low:high], attn_site, bf16)
     _, _, _, latent, gain, _, _, _, eps = attention
-    latents = latents_of(normed, (latent, gain, eps), here, rounds, bf16)
+    latents = _latents(normed, (latent, gain, eps), here, rounds, bf16)
     seen, mine = places[low:high], own[low:high] - low
     added = _attend(normed, latents, attention, num_heads, here, context, seen, mine, bf16)
     middle = np.empty_like(x)
@@ -194,8 +194,39 @@ def window_layer_kernel(
     next_pre[low:high] = following
 
 
+@kernel
+def contexts_kernel(
+    features: Float32,
+    projection: Place,
+    gain: Float32,
+    eps: np.float32,
+    layers: tuple[Latent, ...],
+    table: Table,
+    rounds: bool,
+    bf16: bool,
+    out: Float32,
+    low: int,
+    high: int,
+) -> None:
+    """Latents [L, T, C] of ``features`` [T, F] for L layers, rows ``low .. high``."""
+    cos, sin, positions = table
+    here, num_rows = (cos, sin, positions[low:high]), high - low
+    raw = np.empty((num_rows, gain.shape[0]), np.float32)
+    context = np.empty_like(raw)
+    linear_kernel(features[low:high], projection, raw, gain.shape[0], bf16, 0, num_rows)
+    rms_norm_kernel(raw, gain, eps, context, bf16, 0, num_rows)
+    for number in range(len(layers)):
+        out[number, low:high] = _latents(context, layers[number], here, rounds, bf16)
+
+
 Layer = tuple[Site, Attention, int, Site, Moe]
 """What the kernel wants to know of a layer."""
+
+
+def latent_of(layer: Layer) -> Latent:
+    """The part of a layer that shows rows."""
+    _, (_, _, _, latent, gain, _, _, _, eps), *_ = layer
+    return latent, gain, eps
 
 
 class BoundLayers:
@@ -213,11 +244,6 @@ class BoundLayers:
             found = sites[0], _attention_of(layer), layer.num_heads, sites[1], _moe_of(layer.moe)
             self._bound[layer] = found
         return found
-
-
-def latent_of(layer: WindowLayer) -> Latent:
-    """How a layer shows rows, as the kernel sees it."""
-    return _dense_of(layer.latent), layer.latent_gain.numpy(), np.float32(layer.eps)
 
 
 def _dense_of(weight: PackedLinear) -> Dense:

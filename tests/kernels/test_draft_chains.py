@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from functools import partial
 
 import pytest
 import torch
@@ -194,6 +195,17 @@ def test_contexts_are_their_ops(num_rows: int, bf16: bool, draw: Draw) -> None:
     given = (draw(num_rows, 2 * D), projection, gain, 1e-20, layers, rotary)
     one, other = ops.draft_contexts(*given), draft_chains.draft_contexts(ops, *given)
     assert [bits(x) for x in one] == [bits(x) for x in other]
+    for form in (FORMAT, EXACT):
+        kept, wanted = [], []
+        records = torch.arange(num_rows).flip(0) * 2 - int(num_rows == 3)  # -1: a row that nobody will see
+        for keep, buffers in ((ops.keep_contexts, kept), (partial(draft_chains.keep_contexts, ops), wanted)):
+            pools = [RecordPool(form, 9, 9) for _ in layers]
+            keep(*given, [pool.bound(ops) for pool in pools], records)
+            buffers += [bits(pool.buffer) for pool in pools]
+        assert kept == wanted
+        assert len(set(kept)) == len(layers)
+        with pytest.raises(ValueError, match="neither -1 nor"):
+            ops.keep_contexts(*given, [pool.bound(ops) for pool in pools], records + 81)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
@@ -221,5 +233,7 @@ def test_drafting_in_one_call_is_its_ops(
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape
         assert bits(mine) == bits(theirs)
+    with pytest.raises(ValueError, match="neither -1 nor"):
+        ops.draft_block(golden, positions + 50, slots + num_blocks, *given[3:])
     moved = ops.draft_block(golden, positions + 1, *given[2:])
     assert bits(moved.hidden) != bits(one.hidden)
