@@ -173,7 +173,8 @@ class StepRun:
             rows = emitted_rows(fetched(ids)[0].tolist(), drafts)
         kept = list(chain.from_iterable(rows))
         if len(kept) < len(owners):
-            picked = moved(torch.tensor(kept), device)
+            # of one sequence the first rows stand, which takes no copy
+            picked = slice(len(kept)) if len(shares) == 1 else moved(torch.tensor(kept), device)
             logits, ids, processed = logits[picked], ids[picked], processed[picked]
             params, positions = [params[row] for row in kept], [positions[row] for row in kept]
         sampled = describe_rows(self.model.ops, logits, ids, processed, params, positions)
