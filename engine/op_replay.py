@@ -29,7 +29,7 @@ _SHARED = {
 """Operands that all rows read, whatever their first axis happens to be."""
 _RECORDS = {"window", "pages"}
 """Operands that are packed records, unless they are tensors: later steps write over them."""
-_NOT_ROWS = {"load_records", "store_records"}
+_NOT_ROWS = {"load_records", "store_records", "beside"}
 """Ops whose operands are pools of records; the packing check is theirs."""
 
 

@@ -24,7 +24,7 @@ from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.kernels import chains
 from deepinfer.kernels.interface import Ops
 
-_NOT_TRACED = {"device", "load_records", "copy_rows_"}
+_NOT_TRACED = {"device", "beside", "load_records", "copy_rows_"}
 """What says where things lie, and reads and moves of records, which are seen where they are used."""
 _PLACES = {"window_slots", "main_slots", "rows", "base", "targets"}
 """Parameters that say where something lies, or what is asked: they differ and mean nothing."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -18,9 +18,18 @@ from deepinfer.kernels.operands import (
     SiteWeights,
 )
 
+T = TypeVar("T")
+
 
 class ChainOps(Protocol):
     """Part of ``Ops``."""
+
+    def beside(self, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
+        """Begin ``work``, ops on steps of ``num_rows`` rows; what comes back gives its result.
+
+        A device may do it beside what is launched before that is asked for. So nobody may change what the
+        work reads, or read what it changes, until then.
+        """
 
     def site_input(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
         """[T, S, D], [T, S] -> mixes of a site and the normalised input [T, D] of its sublayer."""

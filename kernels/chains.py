@@ -9,6 +9,9 @@ Legend: T rows, S residual streams, D model width, Q query latent, H heads, C la
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
 from deepinfer.kernels.draft_chains import (
@@ -22,6 +25,14 @@ from deepinfer.kernels.draft_chains import (
 )
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import LowRank, MoeWeights, PackedWeight, Rotary, SiteInput, SiteWeights
+
+T = TypeVar("T")
+
+
+def beside(ops: Ops, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
+    """The result of ``work`` for later; here it is done at once."""
+    result = work()
+    return lambda: result
 
 
 def site_input(ops: Ops, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
@@ -74,6 +85,7 @@ def routed_moe(
 class Chains:
     """Gives a kernel set the chains as methods, each as the sequence of its own ops."""
 
+    beside = beside
     site_input = site_input
     low_rank_query = low_rank_query
     rotated_latent = rotated_latent

@@ -6,6 +6,7 @@ Legend: A blocks of B rows, T = A * B, S residual streams, D model width, C late
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -97,9 +98,10 @@ def _window_layer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One of ``window_layers``; ``context`` float32 [P, C] is what it sees."""
     site = ops.site_input(streams, pre, weights.attn_site)
+    given = (weights.latent, weights.latent_gain, weights.eps, rotary)
+    latents = ops.beside(partial(ops.window_latent, site.x, *given), len(streams))
     _, q = ops.low_rank_query(site.x, weights.query, weights.num_heads, rotary)
-    latents = ops.window_latent(site.x, weights.latent, weights.latent_gain, weights.eps, rotary)
-    mixed = ops.sparse_attention(q, context, places, latents, own, weights.sink)
+    mixed = ops.sparse_attention(q, context, places, latents(), own, weights.sink)
     added = ops.attention_output(mixed, rotary, weights.wo_a, weights.wo_b)
     streams = ops.hc_expand(streams, added, site.post, site.comb)
     site = ops.site_input(streams, site.pre, weights.ffn_site)

@@ -91,10 +91,11 @@ class Block:
 
         def attend(x: torch.Tensor) -> torch.Tensor:
             probe("attn_in", self.layer, x)
+            beside = ops.beside(lambda: self.attention.window_latent(ops, x, rotary, probe), len(x))
             qr, q = self.attention.queries(ops, x, rotary)
-            latents = self.attention.window_latent(ops, x, rotary, probe)
             if self.indexer is not None:
                 self.indexer.forward(ops, x, qr, rows, view, rotary, selection, probe)
+            latents = beside()
             if view.records is not None:
                 mixed = self._attend_records(ops, q, latents, rows, view, view.records, selection)
             else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.checkpoint import Checkpoint
-from deepinfer.engine.tracing import Probe
+from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import SiteWeights
 
@@ -73,8 +73,9 @@ class HyperSite:
     ) -> Streams:
         """Collapse with the previous ``pre``, norm, apply ``sublayer`` [T, D] -> [T, D], expand."""
         site = ops.site_input(streams.x, streams.pre, self.weights)
-        probe(f"hc_{self.kind}_pre", layer, site.pre)
-        probe(f"hc_{self.kind}_post", layer, site.post)
-        probe(f"hc_{self.kind}_comb", layer, site.comb)
+        if probe is not no_probe:  # to ask for the mixes is to wait for them
+            probe(f"hc_{self.kind}_pre", layer, site.pre)
+            probe(f"hc_{self.kind}_post", layer, site.post)
+            probe(f"hc_{self.kind}_comb", layer, site.comb)
         out = sublayer(site.x)
         return Streams(ops.hc_expand(streams.x, out, site.post, site.comb), site.pre)

@@ -7,16 +7,19 @@ draws the words of its own position, and a draft is accepted if it is what was d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from deepinfer.engine.batch import Step
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.choices import PrefillMode
 from deepinfer.engine.model.draft import Anchors
 from deepinfer.engine.model.engram_device import DeviceEngrams
-from deepinfer.engine.model.transformer import Transformer
+from deepinfer.engine.model.transformer import Hidden, Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.sampler import NUM_WORDS
 from deepinfer.engine.speculation.drafter import Drafter
@@ -50,19 +53,30 @@ class DeviceTurn:
         reads_features = drafter is not None and drafter.reads_features
         memories = self.engrams.look_up(plan.recent)
         hidden = self.model.forward(step, view, reads_features, memories=memories)
-        if drafter is not None and hidden.features is not None:
-            drafter.remember(hidden.features, step, view)
+        remembered = self._remember(drafter, hidden, step, view)
         logits = self.model.logits(hidden.normed)
         ids, processed = self._draw(plan, logits)
-        raw, _ = ops.token_logprobs(logits, ids.clamp(min=0))
+        scored = ops.beside(lambda: ops.token_logprobs(logits, ids.clamp(min=0)), shape.num_rows)
         end = ops.end_turn(table, plan, ids, form)
+        remembered()
         drafts, confidences = end.golden[:, None][:, :0], processed[:, None][:0, :0]
         if drafter is not None and shape.drafting is Drafting.ON and drafter.drafts_in_turn:
             anchors = Anchors(end.golden, end.anchor, end.slot, end.low)
             ahead = drafter.block(anchors, self.caches, shape.num_drafted)
             drafts, confidences = ahead.tokens[:, 1:], ahead.confidences
+        raw, _ = scored()
         found = TurnFound(ids=ids, raw=raw, processed=processed, drafts=drafts, confidences=confidences)
         return ops.leave_turn(plan, end, found, self.state, form), logits
+
+    def _remember(
+        self, drafter: Drafter | None, hidden: Hidden, step: Step, view: StepView
+    ) -> Callable[[], None]:
+        """Keep what drafting needs of the rows, beside the sampling; what comes back waits for it."""
+        features = hidden.features
+        if drafter is None or features is None:
+            return lambda: None
+        remember = partial(drafter.remember, features, step, view)
+        return self.model.ops.beside(remember, len(features))
 
     def _draw(self, plan: TurnPlan, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for every row, under the rules of its sequence and the words of its position."""

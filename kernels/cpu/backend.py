@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from deepinfer.kernels import row_copies
-from deepinfer.kernels.chains import window_latent
+from deepinfer.kernels.chains import beside, window_latent
 from deepinfer.kernels.cpu import (
     attention,
     budget,
@@ -277,6 +277,7 @@ class CpuOps(DraftBlocks, RecordChains, Turns):
         """See ``Ops``."""
         return chains.rotated_latent(x, weight, gain, eps, rotary, self.bf16, self.workers)
 
+    beside = beside
     window_latent = window_latent
 
     def attention_output(

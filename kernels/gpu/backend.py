@@ -5,6 +5,9 @@ Tensors must lie on the device. Profile fast (``fast_backend``) inherits what on
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
 from deepinfer.kernels.chains import Chains
@@ -32,13 +35,18 @@ from deepinfer.kernels.gpu import (
     words,
 )
 from deepinfer.kernels.gpu import linear as linears
+from deepinfer.kernels.gpu.branches import Branches
 from deepinfer.kernels.gpu.experts import PackedExperts
 from deepinfer.kernels.gpu.experts import moe as run_experts
+from deepinfer.kernels.gpu.late_site import LateSiteInput
 from deepinfer.kernels.gpu.linear import PackedLinear
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.interface import LoadExpert
+from deepinfer.kernels.operands import SiteInput, SiteWeights
 from deepinfer.kernels.record_chains import RecordChains
 from deepinfer.kernels.turn_operands import TurnEnd, TurnForm, TurnFound, TurnPlan, TurnState
+
+T = TypeVar("T")
 
 
 class GpuOps(Chains, RecordChains):
@@ -51,6 +59,7 @@ class GpuOps(Chains, RecordChains):
     def __init__(self, bf16: bool, round_caches: bool, device: torch.device) -> None:
         """Bind the profile and the device, which is the CPU in Triton's interpreter."""
         self.bf16, self.round_caches, self.device = bf16, round_caches, device
+        self.branches = Branches(device)
 
     @property
     def packing(self) -> str:
@@ -119,6 +128,16 @@ class GpuOps(Chains, RecordChains):
     ) -> torch.Tensor:
         """See ``Ops``."""
         return row_copies.copy_rows_(target, to, source, rows)
+
+    def beside(self, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
+        """See ``Ops``."""
+        return self.branches.start(work, num_rows)
+
+    def site_input(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
+        """See ``Ops``; the mixes are of use behind the sublayer, so they are made beside it."""
+        given = (site.fn, site.base, site.scale, site.iterations, site.hc_eps, site.rms_eps)
+        mixes = self.beside(lambda: self.hc_mix(streams, *given), len(streams))
+        return LateSiteInput(self.rms_norm(self.hc_collapse(streams, pre), site.gain, site.rms_eps), mixes)
 
     def hc_mix(
         self,

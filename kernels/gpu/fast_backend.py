@@ -8,6 +8,8 @@ strict; they are the chip's own and differ from the CPU's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from deepinfer.kernels.gpu import (
@@ -23,6 +25,7 @@ from deepinfer.kernels.gpu import (
     sampling,
 )
 from deepinfer.kernels.gpu.backend import GpuOps
+from deepinfer.kernels.gpu.branches import NUM_LANES
 from deepinfer.kernels.gpu.fast_experts import AnyExperts
 from deepinfer.kernels.gpu.fast_linear import FastLinear
 from deepinfer.kernels.gpu.gemm import Workspace
@@ -30,9 +33,9 @@ from deepinfer.kernels.gpu.pool_index import Keys
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.row_sources import floats
 from deepinfer.kernels.interface import LoadExpert
-from deepinfer.kernels.operands import PagedRecords, Rotary
+from deepinfer.kernels.operands import MoeWeights, PagedRecords, Rotary
 
-_PARTIALS, _TILES = 1 << 22, 1 << 14
+_PARTIALS, _LANE_PARTIALS, _TILES = 1 << 22, 1 << 20, 1 << 14
 
 
 class FastGpuOps(GpuOps):
@@ -41,9 +44,15 @@ class FastGpuOps(GpuOps):
     reads_records = True
 
     def __init__(self, round_caches: bool, device: torch.device) -> None:
-        """Bind the device; takes 16 MiB for partial sums there. For one stream at a time."""
+        """Bind the device; takes 24 MiB for partial sums there. For one caller's stream at a time."""
         super().__init__(True, round_caches, device)
-        self._workspace = Workspace.on(device, _PARTIALS, _TILES)
+        sizes = _PARTIALS, *([_LANE_PARTIALS] * NUM_LANES)
+        self._workspaces = [Workspace.on(device, size, _TILES) for size in sizes]
+
+    @property
+    def _workspace(self) -> Workspace:
+        """That of the stream that launches go to now: two branches of a graph must not share one."""
+        return self._workspaces[self.branches.lane]
 
     def pack_linear(self, weight: torch.Tensor) -> FastLinear:  # type: ignore[override]
         """See ``Ops``."""
@@ -211,7 +220,22 @@ class FastGpuOps(GpuOps):
         limit: float,
     ) -> torch.Tensor:
         """See ``Ops``."""
-        return fast_experts.moe(x, expert_ids, weights, experts, shared, limit, self._workspace)
+        added = self._shared_expert(x, shared, limit)
+        return fast_experts.moe(x, expert_ids, weights, experts, added, limit)
+
+    def routed_moe(
+        self, x: torch.Tensor, weights: MoeWeights
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See ``Ops``."""
+        w = weights
+        added = self._shared_expert(x, w.shared, w.limit)
+        logits = self.linear_fp32(x, w.gate)
+        ids, shares = self.route(logits, w.bias, w.num_selected, w.normalise, w.factor)
+        return fast_experts.moe(x, ids, shares, w.experts, added, w.limit), ids, shares
+
+    def _shared_expert(self, x: torch.Tensor, expert: AnyExperts, limit: float) -> Callable[[], torch.Tensor]:
+        """What the shared expert adds, beside the router and the routed ones."""
+        return self.beside(lambda: fast_experts.shared_expert(x, expert, limit, self._workspace), len(x))
 
     def engram_gate(
         self, streams: torch.Tensor, kv: torch.Tensor, gains: torch.Tensor, eps: float

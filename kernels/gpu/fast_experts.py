@@ -143,8 +143,14 @@ def _activate_kernel(
     tl.store(out + row * inner + i, rounded(fast_silu(g) * u, True), i < inner)
 
 
-def _shared(x: torch.Tensor, expert: SharedExpert, limit: float, workspace: Workspace) -> torch.Tensor:
-    """float32 [T, D] of bfloat16 values."""
+def shared_expert(x: torch.Tensor, expert: AnyExperts, limit: float, workspace: Workspace) -> torch.Tensor:
+    """The only expert applied to ``x``: float32 [T, D] of bfloat16 values in and out.
+
+    Raises:
+        ValueError: ``expert`` is not one expert.
+    """
+    if not isinstance(expert, SharedExpert):
+        raise ValueError("moe: the shared expert must be packed as one")
     products = linear(x, expert.inner, workspace, True)
     inner = expert.inner.num_outputs // 2
     h = torch.empty(len(x), inner, dtype=torch.float32, device=x.device)
@@ -158,17 +164,18 @@ def moe(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
     experts: AnyExperts,
-    shared: AnyExperts,
+    shared: Callable[[], torch.Tensor],
     limit: float,
-    workspace: Workspace,
 ) -> torch.Tensor:
     """See ``Ops.moe``: float32 [T, D] of bfloat16 values in and out.
 
+    Args:
+        x, expert_ids, weights, experts, limit: as there.
+        shared: waits for what the shared expert adds, float32 [T, D].
+
     Raises:
-        ValueError: ``shared`` is not one expert.
+        ValueError: ``experts`` is one expert.
     """
-    if not isinstance(shared, SharedExpert):
-        raise ValueError("moe: the shared expert must be packed as one")
     ids, shares = expert_ids.contiguous(), weights.contiguous()
     if isinstance(experts, RoutedExperts):
         pairs = routed(x.to(torch.bfloat16), ids, shares, experts, limit)
@@ -176,4 +183,4 @@ def moe(
         pairs = strict.outputs(x.contiguous(), ids, shares, experts, limit, True)
     else:
         raise ValueError("moe: at least two routed experts are needed")
-    return combine(pairs, _shared(x, shared, limit, workspace), ids.shape[1], torch.float32)
+    return combine(pairs, shared(), ids.shape[1], torch.float32)

@@ -1,0 +1,80 @@
+"""Work of a recording that runs beside what is launched after it: on a stream of its own, from fork to join.
+
+A decode turn is hundreds of launches of few microseconds, one behind the other, and most of its work does not
+need what was launched just before. Recorded on another stream it becomes another branch of the graph. The
+kernels, their operands and the order of every sum are the same, so a branch moves no bit; what it shares with
+nobody is the workspace of its products (``workspaces`` of the kernel set).
+
+Memory is safe by three rules. A branch holds what its work reads until it is joined, so nobody is given that
+memory before. What it allocates belongs to its stream, and every work on that stream begins behind all that
+was launched until then, so also behind the last reader of memory that was given back. And it is joined before
+the recording ends, for its result is what somebody waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+NUM_LANES = 2
+"""Streams beside the main one."""
+MOST_ROWS = 512
+"""Rows of a step that is branched: the launches of larger ones fill the chip by themselves."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Running(Generic[T]):
+    """Work that was launched on another stream.
+
+    Attributes:
+        work: kept for the tensors that it reads.
+        result: complete for whoever waits for ``done``.
+    """
+
+    work: Callable[[], T]
+    result: T
+    done: torch.cuda.Event
+    place: torch.device
+
+    def __call__(self) -> T:
+        """The result, for launches of the current stream."""
+        torch.cuda.current_stream(self.place).wait_event(self.done)
+        return self.result
+
+
+class Branches:
+    """Streams of one kernel set, in turns.
+
+    Attributes:
+        lane: what launches go to now: 0 for the caller's stream, else one of ``NUM_LANES``.
+    """
+
+    def __init__(self, place: torch.device) -> None:
+        """Take streams of ``place``, if it is a CUDA device."""
+        self.lane = 0
+        self._place, self._started = place, 0
+        count = NUM_LANES if place.type == "cuda" else 0
+        self._lanes = [torch.cuda.Stream(place) for _ in range(count)]  # type: ignore[no-untyped-call]
+
+    def start(self, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
+        """See ``Ops.beside``: beside in a recording of few rows, else at once."""
+        is_wanted = self._lanes and not self.lane and num_rows <= MOST_ROWS
+        if not (is_wanted and torch.cuda.is_current_stream_capturing()):
+            result = work()
+            return lambda: result
+        number = self._started % len(self._lanes)
+        self._started += 1
+        lane = self._lanes[number]
+        lane.wait_stream(torch.cuda.current_stream(self._place))
+        self.lane = 1 + number
+        try:
+            with torch.cuda.stream(lane):
+                result = work()
+        finally:
+            self.lane = 0
+        return _Running(work, result, lane.record_event(), self._place)
