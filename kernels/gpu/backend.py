@@ -11,11 +11,9 @@ from typing import TypeVar
 import torch
 
 from deepinfer.kernels.chains import Chains
-from deepinfer.kernels.draft_operands import BlockShape, DraftRows
 from deepinfer.kernels.gpu import (
     attention,
     budget,
-    draft_rows,
     engram,
     experts,
     fake_quant,
@@ -30,8 +28,6 @@ from deepinfer.kernels.gpu import (
     router,
     row_copies,
     sampling,
-    turn_ends,
-    turn_plan,
     words,
 )
 from deepinfer.kernels.gpu import linear as linears
@@ -41,15 +37,15 @@ from deepinfer.kernels.gpu.experts import moe as run_experts
 from deepinfer.kernels.gpu.late_site import LateSiteInput
 from deepinfer.kernels.gpu.linear import PackedLinear
 from deepinfer.kernels.gpu.records import BoundRecords
+from deepinfer.kernels.gpu.turn_ops import TurnKernels
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.operands import SiteInput, SiteWeights
 from deepinfer.kernels.record_chains import RecordChains
-from deepinfer.kernels.turn_operands import TurnEnd, TurnForm, TurnFound, TurnPlan, TurnState
 
 T = TypeVar("T")
 
 
-class GpuOps(Chains, RecordChains):
+class GpuOps(TurnKernels, Chains, RecordChains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "triton"
@@ -279,19 +275,6 @@ class GpuOps(Chains, RecordChains):
         """See ``Ops``."""
         return pointwise.sigmoid(x)
 
-    def draft_rows(
-        self,
-        golden: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        low: torch.Tensor,
-        embedding: torch.Tensor,
-        shape: BlockShape,
-        ring: int,
-    ) -> DraftRows:
-        """See ``Ops``."""
-        return draft_rows.draft_rows(golden, positions, slots, low, embedding, shape, ring)
-
     def markov_decode(
         self,
         golden: torch.Tensor,
@@ -303,17 +286,3 @@ class GpuOps(Chains, RecordChains):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return markov.markov_decode(self, golden, states, base_logits, embed, head, confidence)
-
-    def plan_turn(self, table: torch.Tensor, state: TurnState, form: TurnForm) -> TurnPlan:
-        """See ``Ops``."""
-        return turn_plan.plan_turn(table, state, form)
-
-    def end_turn(self, table: torch.Tensor, plan: TurnPlan, ids: torch.Tensor, form: TurnForm) -> TurnEnd:
-        """See ``Ops``."""
-        return turn_ends.end_turn(table, plan, ids, form)
-
-    def leave_turn(
-        self, plan: TurnPlan, end: TurnEnd, found: TurnFound, state: TurnState, form: TurnForm
-    ) -> torch.Tensor:
-        """See ``Ops``."""
-        return turn_ends.leave_turn(plan, end, found, state, form)
