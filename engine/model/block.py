@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.batch import Rows, Step
-from deepinfer.engine.cache.record_view import RecordView
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.model.attention import AttentionWeights
@@ -19,6 +18,7 @@ from deepinfer.engine.model.moe import MoeLayer
 from deepinfer.engine.model.rope import RopeTable
 from deepinfer.engine.tracing import Probe
 from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import BoundRecords, Rotary
 
 
 @dataclass(frozen=True)
@@ -89,22 +89,11 @@ class Block:
 
         rotary = rope.at(rows.positions)
 
+        attend_to = self._attend_rows if view.records is None else self._attend_records
+
         def attend(x: torch.Tensor) -> torch.Tensor:
             probe("attn_in", self.layer, x)
-            beside = ops.beside(lambda: self.attention.window_latent(ops, x, rotary, probe), len(x))
-            qr, q = self.attention.queries(ops, x, rotary)
-            if self.indexer is not None:
-                self.indexer.forward(ops, x, qr, rows, view, rotary, selection, probe)
-            latents = beside()
-            if view.records is not None:
-                mixed = self._attend_records(ops, q, latents, rows, view, view.records, selection)
-            else:
-                window = view.window(self.layer, latents, rows)
-                main, main_slots = window, rows.window[:, :0]
-                if self.kv_source is not None:
-                    assert selection.entries is not None
-                    main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)
-                mixed = ops.sparse_attention(q, window, rows.window, main, main_slots, self.attention.sink)
+            mixed = attend_to(ops, x, rows, view, rotary, selection, probe)
             out = self.attention.output(ops, mixed, rotary)
             probe("attn_out", self.layer, out)
             return out
@@ -115,21 +104,72 @@ class Block:
         streams = self.attn_site.run(ops, streams, self.layer, attend, probe)
         return self.ffn_site.run(ops, streams, self.layer, experts, probe)
 
+    def _attend_rows(
+        self,
+        ops: Ops,
+        x: torch.Tensor,
+        rows: Rows,
+        view: StepView,
+        rotary: Rotary,
+        selection: Selection,
+        probe: Probe,
+    ) -> torch.Tensor:
+        """Attention of [T, D] over decoded rows: [T, H, C]."""
+
+        def window_of() -> torch.Tensor:
+            latents = self.attention.window_latent(ops, x, rotary, probe)
+            return view.window(self.layer, latents, rows)
+
+        beside = ops.beside(window_of, len(x))
+        q = self._queries(ops, x, rows, view, rotary, selection, probe)
+        window = beside()
+        main, main_slots = window, rows.window[:, :0]
+        if self.kv_source is not None:
+            assert selection.entries is not None
+            main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)
+        return ops.sparse_attention(q, window, rows.window, main, main_slots, self.attention.sink)
+
     def _attend_records(
         self,
         ops: Ops,
-        q: torch.Tensor,
-        latents: torch.Tensor,
+        x: torch.Tensor,
         rows: Rows,
         view: StepView,
-        records: RecordView,
+        rotary: Rotary,
         selection: Selection,
+        probe: Probe,
     ) -> torch.Tensor:
-        """Attention over packed records: [T, H, C] and window latents [T, C] -> [T, H, C]."""
-        window = view.window_records(self.layer, latents, rows)
+        """The same over packed records."""
+        records = view.records
+        assert records is not None
+        slots = records.slots(rows)  # worked out here, if it is not yet, for both branches read it
+
+        def window_of() -> BoundRecords:
+            latents = self.attention.window_latent(ops, x, rotary, probe)
+            return view.window_records(self.layer, latents, rows)
+
+        beside = ops.beside(window_of, len(x))
+        q = self._queries(ops, x, rows, view, rotary, selection, probe)
+        window = beside()
         if self.kv_source is None:
             pages, entries = records.nothing(window, rows)
         else:
             assert selection.entries is not None
             pages, entries = records.entries(self.kv_source, rows), selection.entries
-        return ops.attend_records(q, window, records.slots(rows), pages, entries, self.attention.sink)
+        return ops.attend_records(q, window, slots, pages, entries, self.attention.sink)
+
+    def _queries(
+        self,
+        ops: Ops,
+        x: torch.Tensor,
+        rows: Rows,
+        view: StepView,
+        rotary: Rotary,
+        selection: Selection,
+        probe: Probe,
+    ) -> torch.Tensor:
+        """Rotated queries [T, H, C]; ``selection`` says then what they attend to."""
+        latent, q = self.attention.queries(ops, x, rotary)
+        if self.indexer is not None:
+            self.indexer.forward(ops, x, latent, rows, view, rotary, selection, probe)
+        return q

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from deepinfer.kernels.chains import Chains
+from deepinfer.kernels.draft_operands import DraftHead, DraftOutput
 from deepinfer.kernels.gpu import (
     attention,
     budget,
@@ -286,3 +287,9 @@ class GpuOps(TurnKernels, Chains, RecordChains):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         return markov.markov_decode(self, golden, states, base_logits, embed, head, confidence)
+
+    def draft_decode(
+        self, streams: torch.Tensor, pre: torch.Tensor, golden: torch.Tensor, head: DraftHead
+    ) -> DraftOutput:
+        """See ``Ops``."""
+        return markov.draft_decode(self, streams, pre, golden, head)

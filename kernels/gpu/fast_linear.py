@@ -16,7 +16,7 @@ import torch
 
 from deepinfer.kernels.gpu.elementary import rounded
 from deepinfer.kernels.gpu.gemm import Workspace
-from deepinfer.kernels.gpu.gemm_tiles import multiply, rounds_rows
+from deepinfer.kernels.gpu.gemm_tiles import multiply, multiply_groups, rounds_rows
 from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
 
 import triton.language as tl  # isort: skip
@@ -101,6 +101,10 @@ def linear(x: torch.Tensor, weight: FastLinear, workspace: Workspace, bf16: bool
     if len(x) == 0:
         return out
     given = x if rounds_rows(len(x), x.device) else x.to(torch.bfloat16)
+    if groups > 1 and weight.num_parts == 1 and depth == weight.parts.shape[2]:
+        found = multiply_groups(_aligned(given), weight.parts, out, workspace, bf16)
+        if found is not None:
+            return found
     for group in range(groups):
         rows = _aligned(given[:, group * depth : (group + 1) * depth])
         own = out[:, group * outputs : (group + 1) * outputs]

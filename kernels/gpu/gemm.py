@@ -13,7 +13,7 @@ right one, which may be as few as 16: small batches waste little, and no bucket 
 FP8 weights are decoded to the bfloat16 that they are on their way to the matrix unit, 64 channels after the
 other, so that the bits are those of the same weights in bfloat16, for half the bytes.
 
-Legend: M rows, N outputs, K inputs, S = ceil(K / chunk) chunks.
+Legend: M rows, N outputs, K inputs, S = ceil(K / chunk) chunks, G groups.
 """
 
 from __future__ import annotations
@@ -68,20 +68,21 @@ def _step(
     x: Block,
     n0: Block,
     m0: Block,
+    x0: Block,
     k: int,
     acc: Block,
     num_outputs: int,
     BN: tl.constexpr,
     FP8: tl.constexpr,
 ) -> Block:
-    """``acc`` plus the products of one step of loads, k ascending."""
+    """``acc`` plus the products of one step of loads, k ascending; rows begin at channel ``x0``."""
     if not FP8:
-        acc = tl.dot(w.load([n0, k]), x.load([m0, k]).to(tl.bfloat16).T, acc)
+        acc = tl.dot(w.load([n0, k]), x.load([m0, x0 + k]).to(tl.bfloat16).T, acc)
     else:
         n, words = n0 + tl.arange(0, BN), w.load([n0, k // 4])
         by = tl.load(scales + (k // 128) * num_outputs + n, n < num_outputs, other=0)
-        acc = tl.dot(fp8_half(words, fp8_factors(by, 0), 0), x.load([m0, k]).to(tl.bfloat16).T, acc)
-        acc = tl.dot(fp8_half(words, fp8_factors(by, 1), 1), x.load([m0, k + 64]).to(tl.bfloat16).T, acc)
+        acc = tl.dot(fp8_half(words, fp8_factors(by, 0), 0), x.load([m0, x0 + k]).to(tl.bfloat16).T, acc)
+        acc = tl.dot(fp8_half(words, fp8_factors(by, 1), 1), x.load([m0, x0 + k + 64]).to(tl.bfloat16).T, acc)
     return acc
 
 
@@ -105,6 +106,7 @@ def _gemm_kernel(
     GROUP: tl.constexpr,
     ROUND: tl.constexpr,
     FP8: tl.constexpr,
+    GROUPS: tl.constexpr,
 ) -> None:
     row_tiles, column_tiles = tl.cdiv(num_rows, BM), tl.cdiv(num_outputs, BN)
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -114,20 +116,27 @@ def _gemm_kernel(
     wide = min(column_tiles - first_column, GROUP)
     n0 = (first_column + tile % per_group % wide) * BN
     m0 = (tile % per_group // wide) * BM
+    x0, w0 = 0, n0
+    if GROUPS > 1:
+        own = tl.program_id(2)
+        x0, w0 = own * CHUNKS * chunk, n0 + own * num_outputs
+        out += own * num_outputs
+        counters += own * row_tiles * column_tiles
+        partials += tl.cast(own, tl.int64) * CHUNKS * num_rows * num_outputs
     total = tl.zeros((BN, BM), tl.float32)
     if WAY == 0:
         if CHUNKS == 1:
             for k in range(0, chunk, BK):
-                total = _step(w, scales, x, n0, m0, k, total, num_outputs, BN, FP8)
+                total = _step(w, scales, x, w0, m0, x0, k, total, num_outputs, BN, FP8)
         else:
             for s in range(0, CHUNKS):
                 acc = tl.zeros((BN, BM), tl.float32)
                 for k in range(s * chunk, (s + 1) * chunk, BK):
-                    acc = _step(w, scales, x, n0, m0, k, acc, num_outputs, BN, FP8)
+                    acc = _step(w, scales, x, w0, m0, x0, k, acc, num_outputs, BN, FP8)
                 total = total + acc
     else:
         for k in range(part * chunk, (part + 1) * chunk, BK):
-            total = _step(w, scales, x, n0, m0, k, total, num_outputs, BN, FP8)
+            total = _step(w, scales, x, w0, m0, x0, k, total, num_outputs, BN, FP8)
     n, m = n0 + tl.arange(0, BN), m0 + tl.arange(0, BM)
     inside = (n < num_outputs)[:, None] & (m < num_rows)[None, :]
     places = m.to(tl.int64)[None, :] * num_outputs + n[:, None]
@@ -180,21 +189,26 @@ def gemm(
 ) -> torch.Tensor:
     """``x`` [M, K] times ``w`` [N, K] into ``out`` [M, N], bfloat16 or float32; returns it.
 
+    Weights [G, N, K] multiply the groups of ``x`` [M, G * K] into those of ``out`` [M, G * N].
+
     Args:
         x: bfloat16, or float32 that is rounded to it on the way; rows contiguous, K a multiple of 8.
-        w: bfloat16 with contiguous rows, or FP8.
+        w: bfloat16 with contiguous rows, or FP8 of one group.
         out: rows contiguous.
-        chunk: k values of a chunk, a multiple of 128; depends on (N, K) alone.
-        tile: moves no bit; any for bfloat16, of depth 128 for FP8.
-        workspace: room for S * M * N partial sums unless the way is ``IN_LOOP``.
+        chunk: k values of a chunk, a multiple of 128; depends on (N, K) alone. Groups are whole chunks.
+        tile: moves no bit; any for bfloat16, of depth 128 for FP8; no second launch for groups.
+        workspace: room for S * M * G * N partial sums unless the way is ``IN_LOOP``.
         bf16: whether a float32 ``out`` gets values rounded to bfloat16.
 
     Raises:
-        ValueError: the workspace is too small, the chunk is no multiple of 128, or the tile is none for FP8.
+        ValueError: the workspace is too small, the chunk is no multiple of 128, the tile is none for FP8, or
+            chunk or tile are none for groups.
     """
     eight = isinstance(w, Fp8Weights)
     left, scales = (w.words, w.scales) if isinstance(w, Fp8Weights) else (w, workspace.counters)
-    (num_rows, depth), num_outputs = x.shape, left.shape[0]
+    groups = left.shape[0] if left.ndim == 3 else 1
+    left = left.flatten(0, -2)
+    num_rows, depth, num_outputs = len(x), x.shape[1] // groups, left.shape[0] // groups
     chunks = ceil_div(depth, chunk)
     way = tile.way if chunks > 1 else IN_LOOP
     tiles = ceil_div(num_rows, tile.rows) * ceil_div(num_outputs, tile.outputs)
@@ -202,27 +216,19 @@ def gemm(
         raise ValueError(f"gemm: chunk {chunk} is no multiple of 128")
     if eight and tile.depth != RUN:
         raise ValueError(f"gemm: a tile for FP8 weights has depth {RUN}, not {tile.depth}")
+    if groups > 1 and (depth % chunk or way == BY_SECOND):
+        raise ValueError(f"gemm: groups of {depth} in chunks of {chunk} by way {tile.way}; take one by one")
     if way != IN_LOOP and (
-        chunks * out.numel() > workspace.partials.numel() or tiles > len(workspace.counters)
+        chunks * out.numel() > workspace.partials.numel() or groups * tiles > len(workspace.counters)
     ):
         raise ValueError(f"gemm: {chunks} chunks of {list(out.shape)} do not fit the workspace")
     weights = TensorDescriptor.from_tensor(left, [tile.outputs, RUN // 4 if eight else tile.depth])
     rows = TensorDescriptor.from_tensor(x, [tile.rows, RUN // 2 if eight else tile.depth])
     launch(
         _gemm_kernel,
-        (tiles, 1 if way == IN_LOOP else chunks),
-        *(
-            weights,
-            scales,
-            rows,
-            out,
-            workspace.partials,
-            workspace.counters,
-            num_rows,
-            num_outputs,
-            out.stride(0),
-            chunk,
-        ),
+        (tiles, 1 if way == IN_LOOP else chunks, groups),
+        *(weights, scales, rows, out, workspace.partials, workspace.counters),
+        *(num_rows, num_outputs, out.stride(0), chunk),
         num_warps=tile.warps,
         num_stages=tile.stages,
         BN=tile.outputs,
@@ -233,6 +239,7 @@ def gemm(
         GROUP=_GROUP,
         ROUND=bf16,
         FP8=eight,
+        GROUPS=groups,
     )
     if way == BY_SECOND:
         grid = (ceil_div(out.numel(), _REDUCED),)

@@ -155,3 +155,21 @@ def multiply(
     if tile.way != IN_LOOP and chunks * out.numel() > workspace.partials.numel():
         tile = Tile(tile.outputs, tile.rows, tile.depth, tile.stages, tile.warps, IN_LOOP)
     return gemm(x, w, out, chosen.chunk, tile, workspace, bf16)
+
+
+def multiply_groups(
+    x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, workspace: Workspace, bf16: bool = False
+) -> torch.Tensor | None:
+    """``multiply`` of G groups in one launch: ``x`` [M, G * K], ``w`` bfloat16 [G, N, K], ``out`` [M, G * N].
+
+    None, and nothing done, if the rows are many, where a launch a group costs nothing, or the shape does not
+    fit: multiply group by group then.
+    """
+    outputs, inputs = w.shape[1:]
+    chosen = plan(outputs, inputs, capability_at(x.device).buckets)
+    tile, chunks = chosen.tiles[sum(len(x) > bound for bound in _BUCKETS)], ceil_div(inputs, chosen.chunk)
+    if len(x) > _BUCKETS[1] or isinstance(tile, WideTile) or inputs % chosen.chunk:
+        return None
+    if chunks > 1 and (tile.way == BY_SECOND or chunks * out.numel() > workspace.partials.numel()):
+        return None
+    return gemm(x, w, out, chosen.chunk, tile, workspace, bf16)

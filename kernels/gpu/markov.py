@@ -5,10 +5,14 @@ Legend: A blocks of B rows, D model width, V vocabulary, R width of the Markov e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import triton.language as tl
 
 from deepinfer.kernels.draft_chains import CONFIDENCE_CLAMP
+from deepinfer.kernels.draft_operands import DraftHead, DraftOutput
 from deepinfer.kernels.gpu.launching import Ptr, kernel, launch, power_of_two
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import PackedWeight
@@ -89,6 +93,83 @@ def _pick_kernel(
         tl.store(rows + block * row_stride + lane, found, lane < WIDTH)
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """Blocks behind their golden tokens.
+
+    Attributes:
+        tokens: int64 [A, 1 + B], the first one known.
+        chosen: float32 [A, R], embedding of the token before the next one.
+        rows: float32 [A, B, D + R], states beside embeddings of the tokens before them, the first one known.
+        terms: float32 [A, V], what is added to the logits of the first rows.
+    """
+
+    tokens: torch.Tensor
+    chosen: torch.Tensor
+    rows: torch.Tensor
+    terms: torch.Tensor
+
+
+def _begin(
+    ops: Ops, golden: torch.Tensor, states: torch.Tensor, embed: torch.Tensor, head: PackedWeight
+) -> _Begun:
+    (count, size, depth), width, place = states.shape, embed.shape[1], golden.device
+    tokens = torch.empty(count, 1 + size, dtype=torch.int64, device=place)
+    chosen = torch.empty(count, width, device=place)
+    rows = torch.empty(count, size, depth + width, device=place)
+    launch(
+        _start_kernel,
+        (count,),
+        *(golden.contiguous(), states.contiguous(), embed, tokens, chosen, rows, depth, size * depth),
+        SIZE=size,
+        WIDTH=width,
+        LANES=power_of_two(width),
+        TILE=min(_TILE, power_of_two(depth)),
+    )
+    return _Begun(tokens, chosen, rows, ops.linear_fp32(chosen, head))
+
+
+def _scores(ops: Ops, rows: torch.Tensor, confidence: PackedWeight) -> torch.Tensor:
+    """[A, B, D + R] -> [A, B]."""
+    found = ops.linear_fp32(rows.flatten(0, 1), confidence).view(rows.shape[:2])
+    return found.clamp(-CONFIDENCE_CLAMP, CONFIDENCE_CLAMP)
+
+
+def _finish(
+    ops: Ops,
+    begun: _Begun,
+    base_logits: torch.Tensor,
+    embed: torch.Tensor,
+    head: PackedWeight,
+    confidence: PackedWeight,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See ``Ops.markov_decode``; confidences are worked out beside the last token."""
+    count, size, width = base_logits.shape[0], base_logits.shape[1], embed.shape[1]
+    tokens, rows, terms = begun.tokens, begun.rows, begun.terms
+    depth = rows.shape[2] - width
+    base, logits = base_logits.contiguous(), torch.empty_like(base_logits)
+    scored = None
+    for i in range(size):
+        if i + 1 == size:
+            scored = ops.beside(partial(_scores, ops, rows, confidence), count)
+        if i:
+            terms = ops.linear_fp32(begun.chosen, head)
+        launch(
+            _pick_kernel,
+            (count,),
+            *(base[:, i:], terms, embed, logits[:, i:], tokens[:, i + 1 :], begun.chosen),
+            *(rows[:, min(i + 1, size - 1), depth:], base.shape[2], tokens.stride(0), rows.stride(0)),
+            num_warps=8,
+            SIZE=size,
+            WIDTH=width,
+            LANES=power_of_two(width),
+            TILE=min(_TILE, power_of_two(base.shape[2])),
+            IS_LAST=i + 1 == size,
+        )
+    assert scored is not None
+    return tokens, logits, scored()
+
+
 def markov_decode(
     ops: Ops,
     golden: torch.Tensor,
@@ -99,31 +180,18 @@ def markov_decode(
     confidence: PackedWeight,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See ``Ops.markov_decode``."""
-    count, size, width = base_logits.shape[0], base_logits.shape[1], embed.shape[1]
-    depth, place = states.shape[2], golden.device
-    base, logits = base_logits.contiguous(), torch.empty_like(base_logits)
-    tokens = torch.empty(count, 1 + size, dtype=torch.int64, device=place)
-    chosen = torch.empty(count, width, device=place)
-    rows = torch.empty(count, size, depth + width, device=place)
-    sizes = {"SIZE": size, "WIDTH": width, "LANES": power_of_two(width)}
-    launch(
-        _start_kernel,
-        (count,),
-        *(golden.contiguous(), states.contiguous(), embed, tokens, chosen, rows, depth, size * depth),
-        TILE=min(_TILE, power_of_two(depth)),
-        **sizes,
-    )
-    for i in range(size):
-        terms = ops.linear_fp32(chosen, head)
-        launch(
-            _pick_kernel,
-            (count,),
-            *(base[:, i:], terms, embed, logits[:, i:], tokens[:, i + 1 :], chosen),
-            *(rows[:, min(i + 1, size - 1), depth:], base.shape[2], tokens.stride(0), rows.stride(0)),
-            num_warps=8,
-            TILE=min(_TILE, power_of_two(base.shape[2])),
-            IS_LAST=i + 1 == size,
-            **sizes,
-        )
-    scores = ops.linear_fp32(rows.flatten(0, 1), confidence).view(count, size)
-    return tokens, logits, scores.clamp(-CONFIDENCE_CLAMP, CONFIDENCE_CLAMP)
+    begun = _begin(ops, golden, states, embed, head)
+    return _finish(ops, begun, base_logits, embed, head, confidence)
+
+
+def draft_decode(
+    ops: Ops, streams: torch.Tensor, pre: torch.Tensor, golden: torch.Tensor, head: DraftHead
+) -> DraftOutput:
+    """See ``Ops.draft_decode``; what the golden tokens add is worked out beside the logits."""
+    hidden = ops.hc_collapse(streams, pre)
+    states = hidden.view(len(golden), -1, hidden.shape[1])
+    begin = partial(_begin, ops, golden, states, head.embed, head.markov)
+    begun = ops.beside(begin, len(hidden))
+    base = ops.linear_fp32(ops.rms_norm(hidden, head.gain, head.eps), head.head).view(*states.shape[:2], -1)
+    tokens, logits, scores = _finish(ops, begun(), base, head.embed, head.markov, head.confidence)
+    return DraftOutput(hidden, base, tokens, logits, scores, ops.sigmoid(scores))

@@ -56,6 +56,28 @@ def fp8_differences(x: torch.Tensor, workspace: Workspace) -> dict[str, int]:
     return differ
 
 
+def group_differences(workspace: Workspace) -> dict[str, int]:
+    """Three groups in one launch against a launch each: values whose bytes differ, by chunk.
+
+    ``control`` has the weights of two groups exchanged.
+    """
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(5, 3 * 256, generator=generator).to(torch.bfloat16).to(torch.float32)
+    w = torch.randn(3, OUTPUTS, 256, generator=generator).to(torch.bfloat16)
+    tile, differ = Tile(32, 16, 128, 2, 4, BY_LAST), {}
+    for chunk in (128, 256):
+        wanted = torch.full((5, 3 * OUTPUTS), float("nan"))
+        for g in range(3):
+            part = x[:, 256 * g : 256 * (g + 1)].contiguous()
+            own = torch.empty(5, OUTPUTS)
+            wanted[:, OUTPUTS * g : OUTPUTS * (g + 1)] = gemm(part, w[g], own, chunk, tile, workspace, True)
+        for name, weights in (("", w), ("control ", w[[1, 0, 2]])):
+            out = torch.full((5, 3 * OUTPUTS), float("nan"))
+            gemm(x, weights, out, chunk, tile, workspace, True)
+            differ[f"{name}{chunk}"] = int((out.view(torch.int32) != wanted.view(torch.int32)).sum())
+    return differ
+
+
 def main() -> None:
     """Compare with the first tile on all rows."""
     generator = torch.Generator().manual_seed(5)
@@ -83,6 +105,7 @@ def main() -> None:
             {
                 "wrong": wrong,
                 "fp8": eight,
+                "groups": group_differences(workspace),
                 "rounded_on_the_way": int((outs[0] != outs[1]).sum()),
                 "counters_left": int(workspace.counters.abs().sum()),
                 "error": float((whole.double() - exact).norm() / exact.norm()),

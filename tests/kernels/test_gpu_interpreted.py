@@ -44,3 +44,11 @@ def test_gemm_of_fp8_weights_has_the_bytes_of_the_same_weights_in_bfloat16(besid
     controls = [count for name, count in differ.items() if "control" in name]
     assert len(controls) == 6
     assert all(controls), "a scale of another block would not be seen"
+
+
+def test_gemm_of_groups_in_one_launch_has_the_bytes_of_a_launch_each(beside: Beside) -> None:
+    differ: dict[str, int] = beside.answer("interpreted_gemm.py")["groups"]
+    assert {name: count for name, count in differ.items() if count and "control" not in name} == {}
+    controls = [count for name, count in differ.items() if "control" in name]
+    assert len(controls) == 2
+    assert all(controls), "weights of another group would not be seen"
