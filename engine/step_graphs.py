@@ -129,7 +129,7 @@ class StepGraphs:
 
         def work() -> Hidden:
             inner = StepView(self.caches, recording.step, self.model.ops)
-            memories = recording.memories if self.model.device_engrams is None else None
+            memories = (lambda: recording.memories) if self.model.device_engrams is None else None
             hidden = self.model.forward(recording.step, inner, with_features, memories=memories)
             return replace(hidden, normed=self._normed[: len(hidden.normed)].copy_(hidden.normed))
 

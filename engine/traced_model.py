@@ -17,8 +17,7 @@ import torch
 
 from deepinfer.engine.batch import Step
 from deepinfer.engine.cache.step_view import StepView
-from deepinfer.engine.model.engram import Memory
-from deepinfer.engine.model.transformer import Hidden, Transformer
+from deepinfer.engine.model.transformer import Hidden, Memories, Transformer
 from deepinfer.engine.op_trace import Tracer
 from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.kernels import chains
@@ -136,7 +135,7 @@ class TracedModel(Transformer):
         view: StepView,
         with_features: bool = False,
         probe: Probe = no_probe,
-        memories: dict[int, Memory] | None = None,
+        memories: Memories | None = None,
     ) -> Hidden:
         """See ``Transformer``."""
         tracer = self._tracer

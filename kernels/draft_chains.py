@@ -5,7 +5,7 @@ Legend: A blocks of B rows, T = A * B, S residual streams, D model width, C late
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -80,10 +80,15 @@ def window_layers(
     Returns:
         Streams [T, S, D] and ``pre`` [T, S] behind the last one.
     """
-    for layer, pool in zip(layers, pools, strict=True):
-        context = ops.load_records(pool, records)
+    contexts = ops.beside(lambda: [ops.load_records(pool, records) for pool in pools], len(streams))
+    for number, layer in enumerate(layers):
+        context = partial(_one_of, contexts, number)
         streams, pre = _window_layer(ops, streams, pre, layer, rotary, context, places, own)
     return streams, pre
+
+
+def _one_of(contexts: Callable[[], Sequence[torch.Tensor]], number: int) -> torch.Tensor:
+    return contexts()[number]
 
 
 def _window_layer(
@@ -92,16 +97,16 @@ def _window_layer(
     pre: torch.Tensor,
     weights: WindowLayer,
     rotary: Rotary,
-    context: torch.Tensor,
+    context: Callable[[], torch.Tensor],
     places: torch.Tensor,
     own: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One of ``window_layers``; ``context`` float32 [P, C] is what it sees."""
+    """One of ``window_layers``; ``context`` waits for what it sees, float32 [P, C]."""
     site = ops.site_input(streams, pre, weights.attn_site)
     given = (weights.latent, weights.latent_gain, weights.eps, rotary)
     latents = ops.beside(partial(ops.window_latent, site.x, *given), len(streams))
     _, q = ops.low_rank_query(site.x, weights.query, weights.num_heads, rotary)
-    mixed = ops.sparse_attention(q, context, places, latents(), own, weights.sink)
+    mixed = ops.sparse_attention(q, context(), places, latents(), own, weights.sink)
     added = ops.attention_output(mixed, rotary, weights.wo_a, weights.wo_b)
     streams = ops.hc_expand(streams, added, site.post, site.comb)
     site = ops.site_input(streams, site.pre, weights.ffn_site)

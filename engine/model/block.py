@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,22 +59,30 @@ class Block:
             eps=config.rms_norm_eps,
         )
 
-    def remember(self, ops: Ops, streams: Streams, memories: dict[int, Memory], probe: Probe) -> Streams:
+    def remember(
+        self, ops: Ops, streams: Streams, memories: Callable[[], dict[int, Memory]], probe: Probe
+    ) -> Streams:
         """Add the Engram, if the layer has one; ``pre`` stays."""
         if self.engram is None:
             return streams
-        return Streams(self.engram.forward(ops, streams.x, memories[self.layer], probe), streams.pre)
+        return Streams(self.engram.forward(ops, streams.x, memories()[self.layer], probe), streams.pre)
 
     def compress(
         self, ops: Ops, streams: Streams, step: Step, view: StepView, rope: RopeTable, probe: Probe
-    ) -> None:
-        """Write compressed entries of ALL rows of the step.
+    ) -> Callable[[], None]:
+        """Write compressed entries of ALL rows of the step; what comes back waits for them.
 
         The decoder boundary does only this for skipped rows.
         """
-        if self.compressor is not None:
+        compressor = self.compressor
+        if compressor is None:
+            return lambda: None
+
+        def write() -> None:
             x = ops.rms_norm(ops.hc_collapse(streams.x, streams.pre), self.attn_site.weights.gain, self.eps)
-            self.compressor.forward(ops, x, step, view, rope, probe)
+            compressor.forward(ops, x, step, view, rope, probe)
+
+        return ops.beside(write, len(streams.x))
 
     def forward(
         self,
@@ -83,17 +92,17 @@ class Block:
         view: StepView,
         rope: RopeTable,
         selection: Selection,
+        written: Callable[[], None],
         probe: Probe,
     ) -> Streams:
-        """Attention and MoE of ``rows``; ``compress`` must have run for the step."""
-
+        """Attention and MoE of ``rows``; ``written`` waits for what ``compress`` does."""
         rotary = rope.at(rows.positions)
 
         attend_to = self._attend_rows if view.records is None else self._attend_records
 
         def attend(x: torch.Tensor) -> torch.Tensor:
             probe("attn_in", self.layer, x)
-            mixed = attend_to(ops, x, rows, view, rotary, selection, probe)
+            mixed = attend_to(ops, x, rows, view, rotary, selection, written, probe)
             out = self.attention.output(ops, mixed, rotary)
             probe("attn_out", self.layer, out)
             return out
@@ -112,6 +121,7 @@ class Block:
         view: StepView,
         rotary: Rotary,
         selection: Selection,
+        written: Callable[[], None],
         probe: Probe,
     ) -> torch.Tensor:
         """Attention of [T, D] over decoded rows: [T, H, C]."""
@@ -121,7 +131,7 @@ class Block:
             return view.window(self.layer, latents, rows)
 
         beside = ops.beside(window_of, len(x))
-        q = self._queries(ops, x, rows, view, rotary, selection, probe)
+        q = self._queries(ops, x, rows, view, rotary, selection, written, probe)
         window = beside()
         main, main_slots = window, rows.window[:, :0]
         if self.kv_source is not None:
@@ -137,6 +147,7 @@ class Block:
         view: StepView,
         rotary: Rotary,
         selection: Selection,
+        written: Callable[[], None],
         probe: Probe,
     ) -> torch.Tensor:
         """The same over packed records."""
@@ -149,7 +160,7 @@ class Block:
             return view.window_records(self.layer, latents, rows)
 
         beside = ops.beside(window_of, len(x))
-        q = self._queries(ops, x, rows, view, rotary, selection, probe)
+        q = self._queries(ops, x, rows, view, rotary, selection, written, probe)
         window = beside()
         if self.kv_source is None:
             pages, entries = records.nothing(window, rows)
@@ -166,10 +177,15 @@ class Block:
         view: StepView,
         rotary: Rotary,
         selection: Selection,
+        written: Callable[[], None],
         probe: Probe,
     ) -> torch.Tensor:
         """Rotated queries [T, H, C]; ``selection`` says then what they attend to."""
         latent, q = self.attention.queries(ops, x, rotary)
+        asked = None
         if self.indexer is not None:
-            self.indexer.forward(ops, x, latent, rows, view, rotary, selection, probe)
+            asked = self.indexer.queries(ops, x, latent, rotary, probe)
+        written()
+        if self.indexer is not None and asked is not None:
+            self.indexer.choose(ops, *asked, rows, view, selection, probe)
         return q

@@ -72,22 +72,30 @@ class Indexer:
             within_candidates=candidate is not None and layer > candidate,
         )
 
-    def forward(
-        self,
-        ops: Ops,
-        x: torch.Tensor,
-        qr: torch.Tensor,
-        rows: Rows,
-        view: StepView,
-        rotary: Rotary,
-        selection: Selection,
-        probe: Probe,
-    ) -> None:
-        """Update ``selection`` from the attention input ``x`` [T, D] and the query latent ``qr`` [T, Q]."""
+    def queries(
+        self, ops: Ops, x: torch.Tensor, qr: torch.Tensor, rotary: Rotary, probe: Probe
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Index queries [T, Hi, Ci] and weights of their heads [T, Hi].
+
+        ``x`` [T, D] is the input of attention, ``qr`` [T, Q] the query latent.
+        """
         q = ops.linear(qr, self.wq_b).view(-1, self.num_heads, self.head_dim)
         q = ops.mxfp4_(ops.rotate_(q, rotary.cos, rotary.sin, rotary.positions))
         probe("index_query", self.layer, q)
         w = ops.scale(ops.linear(x, self.weights_proj), (self.head_dim * self.num_heads) ** -0.5)
+        return q, w
+
+    def choose(
+        self,
+        ops: Ops,
+        q: torch.Tensor,
+        w: torch.Tensor,
+        rows: Rows,
+        view: StepView,
+        selection: Selection,
+        probe: Probe,
+    ) -> None:
+        """Update ``selection`` for the results of ``queries``; the entries of the step must be written."""
         if self.within_candidates and selection.blocks is not None:
             selection.entries = self._choose_within(ops, q, w, rows, view, selection.blocks)
         else:

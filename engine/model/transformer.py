@@ -5,8 +5,10 @@ model.md sections 2, 10.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -24,6 +26,9 @@ from deepinfer.engine.model.rope import RopeTable, rope_frequencies
 from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.engine.transfer import moved
 from deepinfer.kernels.interface import Ops
+
+Memories = Callable[[], dict[int, Memory]]
+"""Waits for what Engram layers look up, by layer."""
 
 
 @dataclass(frozen=True)
@@ -102,42 +107,50 @@ class Transformer:
         view: StepView,
         with_features: bool = False,
         probe: Probe = no_probe,
-        memories: dict[int, Memory] | None = None,
+        memories: Memories | None = None,
     ) -> Hidden:
         """Run a step, writing the caches of its rows; decoder layers see only ``step.kept``.
 
-        ``memories`` are those of ``memories_on_host`` on the device, looked up here if not given: on the
-        device if its tables are there, unless a probe wants to see the numbers of their rows.
+        ``memories`` waits for those of ``memories_on_host`` on the device, which are looked up here if not
+        given.
         """
         ops, config = self.ops, self.config
+        memories = memories or self._memories(step, probe)
         streams = initial_streams(self.embedding[step.token_ids], config.hc_mult)
-        if memories is None and self.device_engrams is not None and probe is no_probe:
-            memories = self.device_engrams.look_up(step.recent_ids)
-        elif memories is None:
-            memories = moved(self.memories_on_host(step), ops.device)
         rows, selection = step.encoder, Selection()
         features = []
         for block in self.blocks:
             rope = self.rope(block.ratio)
             probe("block_in", block.layer, streams.x)
             streams = block.remember(ops, streams, memories, probe)
-            block.compress(ops, streams, step, view, rope, probe)
+            written = block.compress(ops, streams, step, view, rope, probe)
             if block.layer == config.decoder_start:
                 rows = step.decoder
                 if (
                     step.kept.shape[0] == 0
                 ):  # a chunk before the kept rows: its compressed entries were all it owed
+                    written()
                     return Hidden(streams.x.new_empty(0, config.hidden_size), None)
                 if step.is_truncated:
                     streams, selection = streams.take(step.kept), selection.take(step.kept)
             probe("streams", block.layer, streams.x)
             probe("pre_mix", block.layer, streams.pre)
             if with_features and block.layer in config.dspark_target_layer_ids:
-                features.append(ops.mean_streams(streams.x))
-            streams = block.forward(ops, streams, rows, view, rope, selection, probe)
+                features.append(ops.beside(partial(ops.mean_streams, streams.x), len(streams.x)))
+            streams = block.forward(ops, streams, rows, view, rope, selection, written, probe)
         return self._finish(streams, features, probe)
 
-    def _finish(self, streams: Streams, features: list[torch.Tensor], probe: Probe) -> Hidden:
+    def _memories(self, step: Step, probe: Probe) -> Memories:
+        """On the device if its tables are there, unless a probe wants to see the numbers of their rows."""
+        if self.device_engrams is not None and probe is no_probe:
+            look_up = partial(self.device_engrams.look_up, step.recent_ids)
+            return self.ops.beside(look_up, len(step.recent_ids))
+        found = moved(self.memories_on_host(step), self.ops.device)
+        return lambda: found
+
+    def _finish(
+        self, streams: Streams, features: Sequence[Callable[[], torch.Tensor]], probe: Probe
+    ) -> Hidden:
         last = self.config.num_hidden_layers
         probe("block_in", last, streams.x)
         probe("streams", last, streams.x)
@@ -145,7 +158,7 @@ class Transformer:
         collapsed = self.ops.hc_collapse(streams.x, streams.pre)
         normed = self.ops.rms_norm(collapsed, self.norm, self.config.rms_norm_eps)
         probe("final_norm", last, normed)
-        return Hidden(normed, torch.cat(features, 1) if features else None)
+        return Hidden(normed, torch.cat([found() for found in features], 1) if features else None)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """[T, D] -> float32 [T, V]."""

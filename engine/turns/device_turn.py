@@ -51,11 +51,12 @@ class DeviceTurn:
         view = StepView(self.caches, step, ops)
         drafter = None if shape.drafting is Drafting.PAUSED else self.drafter
         reads_features = drafter is not None and drafter.reads_features
-        memories = self.engrams.look_up(plan.recent)
+        memories = ops.beside(partial(self.engrams.look_up, plan.recent), shape.num_rows)
+        words = ops.beside(partial(self._words, plan), shape.num_rows)
         hidden = self.model.forward(step, view, reads_features, memories=memories)
         remembered = self._remember(drafter, hidden, step, view)
         logits = self.model.logits(hidden.normed)
-        ids, processed = self._draw(plan, logits)
+        ids, processed = self._draw(plan, logits, words())
         scored = ops.beside(lambda: ops.token_logprobs(logits, ids.clamp(min=0)), shape.num_rows)
         end = ops.end_turn(table, plan, ids, form)
         remembered()
@@ -78,8 +79,12 @@ class DeviceTurn:
         remember = partial(drafter.remember, features, step, view)
         return self.model.ops.beside(remember, len(features))
 
-    def _draw(self, plan: TurnPlan, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _words(self, plan: TurnPlan) -> torch.Tensor:
+        """Random words of every row's position."""
+        return self.model.ops.random_words(plan.seeds, plan.following, plan.samples, NUM_WORDS)
+
+    def _draw(
+        self, plan: TurnPlan, logits: torch.Tensor, words: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """A token for every row, under the rules of its sequence and the words of its position."""
-        ops = self.model.ops
-        words = ops.random_words(plan.seeds, plan.following, plan.samples, NUM_WORDS)
-        return ops.sample(logits, plan.temperature, plan.top_p, plan.top_k, plan.min_p, words)
+        return self.model.ops.sample(logits, plan.temperature, plan.top_p, plan.top_k, plan.min_p, words)

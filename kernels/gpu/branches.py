@@ -3,7 +3,7 @@
 A decode turn is hundreds of launches of few microseconds, one behind the other, and most of its work does not
 need what was launched just before. Recorded on another stream it becomes another branch of the graph. The
 kernels, their operands and the order of every sum are the same, so a branch moves no bit; what it shares with
-nobody is the workspace of its products (``workspaces`` of the kernel set).
+nobody is the workspace of its products (a kernel set has one for each lane).
 
 Memory is safe by three rules. A branch holds what its work reads until it is joined, so nobody is given that
 memory before. What it allocates belongs to its stream, and every work on that stream begins behind all that
@@ -21,15 +21,24 @@ import torch
 
 T = TypeVar("T")
 
-NUM_LANES = 2
-"""Streams beside the main one."""
+NUM_LANES = 4
+"""Streams beside the main one: some branches last a whole turn, two or three a sublayer."""
 MOST_ROWS = 512
 """Rows of a step that is branched: the launches of larger ones fill the chip by themselves."""
 
 
+@dataclass(eq=False)
+class _Lane:
+    """A stream; ``is_free`` if the last work on it was waited for."""
+
+    number: int
+    stream: torch.cuda.Stream
+    is_free: bool = True
+
+
 @dataclass(frozen=True, eq=False)
 class _Running(Generic[T]):
-    """Work that was launched on another stream.
+    """Work that was launched on a lane.
 
     Attributes:
         work: kept for the tensors that it reads.
@@ -39,16 +48,18 @@ class _Running(Generic[T]):
     work: Callable[[], T]
     result: T
     done: torch.cuda.Event
+    lane: _Lane
     place: torch.device
 
     def __call__(self) -> T:
         """The result, for launches of the current stream."""
         torch.cuda.current_stream(self.place).wait_event(self.done)
+        self.lane.is_free = True
         return self.result
 
 
 class Branches:
-    """Streams of one kernel set, in turns.
+    """Streams of one kernel set.
 
     Attributes:
         lane: what launches go to now: 0 for the caller's stream, else one of ``NUM_LANES``.
@@ -57,9 +68,12 @@ class Branches:
     def __init__(self, place: torch.device) -> None:
         """Take streams of ``place``, if it is a CUDA device."""
         self.lane = 0
-        self._place, self._started = place, 0
+        self._place = place
         count = NUM_LANES if place.type == "cuda" else 0
-        self._lanes = [torch.cuda.Stream(place) for _ in range(count)]  # type: ignore[no-untyped-call]
+        self._lanes = [
+            _Lane(1 + number, torch.cuda.Stream(place))  # type: ignore[no-untyped-call]
+            for number in range(count)
+        ]
 
     def start(self, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
         """See ``Ops.beside``: beside in a recording of few rows, else at once."""
@@ -67,14 +81,12 @@ class Branches:
         if not (is_wanted and torch.cuda.is_current_stream_capturing()):
             result = work()
             return lambda: result
-        number = self._started % len(self._lanes)
-        self._started += 1
-        lane = self._lanes[number]
-        lane.wait_stream(torch.cuda.current_stream(self._place))
-        self.lane = 1 + number
+        lane = next((lane for lane in self._lanes if lane.is_free), self._lanes[-1])
+        lane.stream.wait_stream(torch.cuda.current_stream(self._place))
+        lane.is_free, self.lane = False, lane.number
         try:
-            with torch.cuda.stream(lane):
+            with torch.cuda.stream(lane.stream):
                 result = work()
         finally:
             self.lane = 0
-        return _Running(work, result, lane.record_event(), self._place)
+        return _Running(work, result, lane.stream.record_event(), lane, self._place)

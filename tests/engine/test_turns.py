@@ -113,13 +113,14 @@ def stale_positions(patch: pytest.MonkeyPatch) -> None:
 
 def rules_of_the_neighbour(patch: pytest.MonkeyPatch) -> None:
     """Rows are drawn under the parameters of the next sequence."""
-    sound = DeviceTurn._draw
+    draw, words = DeviceTurn._draw, DeviceTurn._words
+    names = ("seeds", "samples", "top_k", "temperature", "top_p", "min_p")
 
-    def faulty(self: DeviceTurn, plan: TurnPlan, logits: torch.Tensor) -> Any:
-        names = ("seeds", "samples", "top_k", "temperature", "top_p", "min_p")
-        return sound(self, replace(plan, **{name: getattr(plan, name).roll(1) for name in names}), logits)
+    def shifted(plan: TurnPlan) -> TurnPlan:
+        return replace(plan, **{name: getattr(plan, name).roll(1) for name in names})
 
-    patch.setattr(DeviceTurn, "_draw", faulty)
+    patch.setattr(DeviceTurn, "_draw", lambda self, plan, *given: draw(self, shifted(plan), *given))
+    patch.setattr(DeviceTurn, "_words", lambda self, plan: words(self, shifted(plan)))
 
 
 def rules_of_the_slot_before(patch: pytest.MonkeyPatch) -> None:
