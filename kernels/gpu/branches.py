@@ -24,7 +24,7 @@ T = TypeVar("T")
 NUM_LANES = 4
 """Streams beside the main one: some branches last a whole turn, two or three a sublayer."""
 MOST_ROWS = 512
-"""Rows of a step that is branched: the launches of larger ones fill the chip by themselves."""
+"""Rows of a step that is branched, at most: the launches of larger ones fill the chip by themselves."""
 
 
 @dataclass(eq=False)
@@ -63,11 +63,12 @@ class Branches:
 
     Attributes:
         lane: what launches go to now: 0 for the caller's stream, else one of ``NUM_LANES``.
+        most_rows: of a step that is branched; 0 keeps everything in one line, to see what branches bring.
     """
 
     def __init__(self, place: torch.device) -> None:
         """Take streams of ``place``, if it is a CUDA device."""
-        self.lane = 0
+        self.lane, self.most_rows = 0, MOST_ROWS
         self._place = place
         count = NUM_LANES if place.type == "cuda" else 0
         self._lanes = [
@@ -77,7 +78,7 @@ class Branches:
 
     def start(self, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
         """See ``Ops.beside``: beside in a recording of few rows, else at once."""
-        is_wanted = self._lanes and not self.lane and num_rows <= MOST_ROWS
+        is_wanted = self._lanes and not self.lane and num_rows <= self.most_rows
         if not (is_wanted and torch.cuda.is_current_stream_capturing()):
             result = work()
             return lambda: result
