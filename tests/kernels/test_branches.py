@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from beside import Beside
 
 from deepinfer.kernels.gpu import branches as branches_module
 from deepinfer.kernels.gpu.branches import MOST_ROWS, NUM_LANES, Branches, _Lane
+
+BESIDE = ["interpreted_branches.py"]
 
 
 class FakeStream:
@@ -120,3 +123,10 @@ def test_a_failure_in_a_branch_leaves_the_main_workspace(device: FakeDevice) -> 
     with pytest.raises(ZeroDivisionError):
         device.branches.start(lambda: 1 // 0, 1)
     assert device.branches.lane == 0
+
+
+def test_branches_that_run_late_give_the_bytes_of_ops_in_line(beside: Beside) -> None:
+    found = beside.answer("interpreted_branches.py")
+    assert found["different"] == {"site_input": [], "routed_moe": [], "draft_decode": []}
+    assert found["num_waits"] == 4
+    assert found["control"], "an operand that is changed too early would be seen"
