@@ -1,7 +1,7 @@
 """What runs beside the main line, as early and as late as it may, in Triton's interpreter: JSON.
 
-Profile fast; wanted are the bytes of the ops one after the other. A process of its own, because triton decides
-at its first import whether it interprets.
+Profile fast; wanted are the bytes of the ops one after the other. A process of its own, because triton
+decides at its first import whether it interprets.
 """
 
 from __future__ import annotations

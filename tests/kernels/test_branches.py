@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -125,6 +126,7 @@ def test_a_failure_in_a_branch_leaves_the_main_workspace(device: FakeDevice) -> 
     assert device.branches.lane == 0
 
 
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_branches_that_run_late_give_the_bytes_of_ops_in_line(beside: Beside) -> None:
     found = beside.answer("interpreted_branches.py")
     assert found["different"] == {"site_input": [], "routed_moe": [], "draft_decode": []}
