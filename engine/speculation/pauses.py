@@ -41,6 +41,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 512, 8192
 _FIRST_RETRIAL, _LONGEST_RETRIAL, _RETRIAL = 48, 3072, 3
 """Steps with drafts after which plain ones are timed again, for the first ones of a process are slow; steps
 of that."""
+_LONGEST_UNCLEAR = 192
+"""While drafting wins less than ``_CLEAR``: the host may have been slow for the seconds in which plain steps
+were timed, and a plain step that looks a few hundredths too dear hides a loss."""
 _ALIKE = 8
 """Batches at least so large are judged like the nearest one that was met, up to twice as large."""
 
@@ -139,8 +142,9 @@ class Pauses:
             if plain_s and (is_unclear or case.loses(plain_s, timing.num_sequences)):
                 case.pause()
             elif case.until_trial <= 0:
-                case.until_trial = case.next_trial
-                case.next_trial = min(4 * case.next_trial, _LONGEST_RETRIAL)
+                longest = _LONGEST_UNCLEAR if case.is_unclear(plain_s) else _LONGEST_RETRIAL
+                case.until_trial = min(case.next_trial, longest)
+                case.next_trial = 4 * case.until_trial
                 case.resume_after(_RETRIAL)
             elif len(case.tokens) >= _SETTLED:
                 case.next_pause = _FIRST_PAUSE

@@ -117,21 +117,22 @@ def _drop_kernel(
     count_key, count_kept = tl.load(cuts + row * 4 + 2), tl.load(cuts + row * 4 + 3)
     floor = tl.load(min_p + row)
     lowest = tl.where(floor > 0.0, log(floor), float("-inf"))
-    mass_seen, count_seen = row * 0, row * 0
-    for first in range(0, vocabulary, TILE):
-        v = first + lane
-        inside = v < vocabulary
-        u = unsigned(ordered(tl.load(logits + line + v, inside, other=0.0)))
-        by_mass, by_count = inside & (u == mass_key), inside & (u == count_key)
-        mass_rank = mass_seen + tl.cumsum(by_mass.to(tl.int64), axis=0)
-        count_rank = count_seen + tl.cumsum(by_count.to(tl.int64), axis=0)
-        dropped = (u < mass_key) | (by_mass & (mass_rank > mass_kept))
-        dropped = dropped | (u < count_key) | (by_count & (count_rank > count_kept))
-        z = tl.load(scaled + line + v, inside, other=0.0)
-        dropped = dropped | (z < lowest)
-        tl.store(masses + line + v, tl.zeros((TILE,), tl.float32), inside & dropped)
-        mass_seen += tl.sum(by_mass.to(tl.int64), axis=0)
-        count_seen += tl.sum(by_count.to(tl.int64), axis=0)
+    if (mass_key >= 0) | (count_key >= 0) | (floor > 0.0):  # else nothing is dropped, whatever the logits
+        mass_seen, count_seen = row * 0, row * 0
+        for first in range(0, vocabulary, TILE):
+            v = first + lane
+            inside = v < vocabulary
+            u = unsigned(ordered(tl.load(logits + line + v, inside, other=0.0)))
+            by_mass, by_count = inside & (u == mass_key), inside & (u == count_key)
+            mass_rank = mass_seen + tl.cumsum(by_mass.to(tl.int64), axis=0)
+            count_rank = count_seen + tl.cumsum(by_count.to(tl.int64), axis=0)
+            dropped = (u < mass_key) | (by_mass & (mass_rank > mass_kept))
+            dropped = dropped | (u < count_key) | (by_count & (count_rank > count_kept))
+            z = tl.load(scaled + line + v, inside, other=0.0)
+            dropped = dropped | (z < lowest)
+            tl.store(masses + line + v, tl.zeros((TILE,), tl.float32), inside & dropped)
+            mass_seen += tl.sum(by_mass.to(tl.int64), axis=0)
+            count_seen += tl.sum(by_count.to(tl.int64), axis=0)
 
 
 @kernel

@@ -193,6 +193,21 @@ def test_a_pause_begins_with_plain_steps_that_may_end_it() -> None:
     drafting_at_once(pauses)
 
 
+@pytest.mark.parametrize(("gain", "least", "most"), [(1.05, 10, 14), (1.5, 3, 4)])
+def test_plain_steps_are_timed_again_and_again_where_little_is_won(
+    gain: float, least: int, most: int
+) -> None:
+    """In 2,000 steps: after 48, then every 192 if a slow second could hide a loss; else after 48, 192, 768."""
+    pauses, trials, before = Pauses(), 0, Drafting.ON
+    drafting_at_once(pauses)
+    for _ in range(2000):
+        mode = pauses.mode(1)
+        trials += mode is not Drafting.ON and before is Drafting.ON
+        before = mode
+        pauses.learn(step(2 if mode is Drafting.ON else 1, 20.0 / gain, mode), PLAIN_S, False)
+    assert least <= trials <= most
+
+
 def test_single_slow_steps_are_no_loss() -> None:
     """Other work takes the machine away for a while: one step of eight takes twenty times as long."""
     pauses, draw = Pauses(), np.random.default_rng(0)
