@@ -197,7 +197,7 @@ def test_a_pause_begins_with_plain_steps_that_may_end_it() -> None:
 def test_plain_steps_are_timed_again_and_again_where_little_is_won(
     gain: float, least: int, most: int
 ) -> None:
-    """In 2,000 steps: after 48, then every 192 if a slow second could hide a loss; else after 48, 192, 768."""
+    """In 2,000 steps: after 48, then every 192 if a slow second could hide a loss; else ever less often."""
     pauses, trials, before = Pauses(), 0, Drafting.ON
     drafting_at_once(pauses)
     for _ in range(2000):
