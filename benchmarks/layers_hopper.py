@@ -34,8 +34,8 @@ from deepinfer.kernels.gpu.records import load_records
 from deepinfer.kernels.gpu.select16 import PoolGroups, select16, select_entries, select_within
 
 ATTEND = ("gluon",)
-SCAN = tuple(HopperScanTile(*t) for t in ((24, 80), (20, 88)))
-WITHIN = tuple(HopperScanTile(*t) for t in ((4, 112), (5, 96)))
+SCAN = tuple(HopperScanTile(*t) for t in ((4, 112),))
+WITHIN = tuple(HopperScanTile(*t) for t in ((4, 112),))
 
 
 def _launch(kind: str, tile: Any) -> None:

@@ -71,26 +71,10 @@ def weighted(dots: Block, weight: Block) -> Block:
 
 
 @warp_device
-def factor(scales: Block, GROUP: gl.constexpr) -> Block:
-    """Power of two of a group from the four e8m0 bytes of an entry, for all heads."""
-    return (((scales >> (8 * GROUP)) & 255) << 23).to(gl.float32, bitcast=True)[:, None]
-
-
-@warp_device
-def load_tile(
-    data: Block, group: Block, own: Block, LAYOUT: gl.constexpr, WITHIN: gl.constexpr
-) -> tuple[Block, Block, Block, Block, Block]:
-    """Words of the four groups of channels of every entry [64, 4], and its scale bytes [64], as one word."""
-    word = gl.arange(0, 4, layout=gl.SliceLayout(0, CODES))
-    if WITHIN:
-        block = group.to(LAYOUT[5]) * LAYOUT[1]
-        at = data + ((block + own.to(LAYOUT[5]) * LAYOUT[2])[:, None] + word[None, :].to(LAYOUT[5]))
-        powers = gl.load(data + (block + (own * LAYOUT[4] + LAYOUT[3]).to(LAYOUT[5])))
-    else:
-        block = data + group.to(gl.int64) * LAYOUT[1]
-        at = block + (own * LAYOUT[2])[:, None] + word[None, :]
-        powers = gl.load(block + (own * LAYOUT[4] + LAYOUT[3]))
-    return gl.load(at), gl.load(at + 4), gl.load(at + 8), gl.load(at + 12), powers
+def ordered(scores: Block) -> Block:
+    """bfloat16 of ``scores`` as int32 in the same order."""
+    bits = (scores + 0.0).to(gl.bfloat16).to(gl.int16, bitcast=True).to(gl.int32)
+    return bits ^ ((bits >> 15) & 0x7FFF)
 
 
 @warp_device
@@ -111,12 +95,8 @@ def group_dots(left: Block, queries: Block, PART: gl.constexpr) -> Block:
 
 @warp_device
 def _halves(numbers: Block) -> tuple[Block, Block]:
-    """A tile's numbers [64, ...] as [4, 8, ...] of rows 0 to 7 of every sixteen, and of rows 8 to 15."""
-    if len(numbers.shape) == 1:
-        both = numbers.reshape([4, 2, 8]).permute([0, 2, 1])
-    else:
-        both = numbers.reshape([4, 2, 8, 4]).permute([0, 2, 3, 1])
-    low, high = gl.split(both)
+    """A tile's numbers [64, 4] as [4, 8, 4] of rows 0 to 7 of every sixteen, and of rows 8 to 15."""
+    low, high = gl.split(numbers.reshape([4, 2, 8, 4]).permute([0, 2, 3, 1]))
     return low, high
 
 
@@ -134,23 +114,20 @@ def _lane() -> Block:
 
 
 @warp_device
-def sum_of_heads(products: Block) -> Block:
-    """Sums of [64, 32] over the heads: [64, 2], each twice.
+def halves_of_sums(products: Block) -> Block:
+    """Sums of [64, 32] over the heads as two numbers an entry, [64, 2], that are yet to be added.
 
-    Each thread adds its own, of two rows; then two of four lanes go on with one row and two with the other,
-    so that what follows is done for one row a thread.
+    Each thread adds its own, of two rows; then two of four lanes go on with one row and two with the other.
     """
     own = gl.sum(products.reshape([64, 4, 4, 2]).permute([0, 2, 1, 3]).reshape([64, 4, 8]), axis=2)
     low, high = _halves(own)
-    total = gl.inline_asm_elementwise(
+    half = gl.inline_asm_elementwise(
         """{
         .reg .pred p; .reg .b32 k, s;
         setp.gt.s32 p, $3, 1;
         selp.b32 k, $2, $1, p;
         selp.b32 s, $1, $2, p;
         shfl.sync.bfly.b32 s, s, 2, 0x1f, 0xffffffff;
-        add.rn.f32 k, k, s;
-        shfl.sync.bfly.b32 s, k, 1, 0x1f, 0xffffffff;
         add.rn.f32 $0, k, s;
         }""",
         "=f,f,f,r",
@@ -159,13 +136,4 @@ def sum_of_heads(products: Block) -> Block:
         is_pure=True,
         pack=1,
     )
-    return _in_order(total)
-
-
-@warp_device
-def of_rows(numbers: Block) -> Block:
-    """Numbers of rows [64] to where ``sum_of_heads`` leaves their sums."""
-    low, high = _halves(numbers)
-    low = gl.convert_layout(low, gl.SliceLayout(2, _FEW))[:, :, None].broadcast_to([4, 8, 4])
-    high = gl.convert_layout(high, gl.SliceLayout(2, _FEW))[:, :, None].broadcast_to([4, 8, 4])
-    return _in_order(gl.where(_lane() > 1, high, low))
+    return _in_order(half)

@@ -20,6 +20,8 @@ from deepinfer.kernels.gpu.select16 import select16, select_entries, select_with
 
 _ENTRIES = 64
 _SCRATCH_KEYS = 1 << 25
+_WHOLE = 64
+"""Rows of keys are multiples of it: kernels then store eight at once."""
 """Ordered scores held at a time: 64 MiB, whatever the number of rows."""
 
 
@@ -181,6 +183,7 @@ def index_select(
     queries, weights, num_rows = q.contiguous(), w.contiguous(), len(q)
     entries = torch.full((num_rows, top), -1, dtype=torch.int32, device=q.device)
     blocks = torch.full((num_rows, num_blocks), -1, dtype=torch.int32, device=q.device)
+    longest = ceil_div(longest, _WHOLE) * _WHOLE
     step = max(1, _SCRATCH_KEYS // max(longest, 1))
     for low in range(0, num_rows if longest else 0, step):
         part = slice(low, min(low + step, num_rows))

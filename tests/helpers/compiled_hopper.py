@@ -79,7 +79,7 @@ def scan(registers: int, within: bool) -> None:
     ints = torch.zeros(ROWS, 32, dtype=torch.int32)
     blocks = torch.zeros(ROWS, LENGTH // 8, dtype=torch.int32) if within else None
     pool = records("mxfp4", 64, 4, False)
-    launch(q, w, pool, ints, ints[:, 0], LENGTH, 8, HopperScanTile(5, registers), blocks, not within)
+    launch(q, w, pool, ints, ints[:, 0], LENGTH, 8, HopperScanTile(4, registers), blocks)
 
 
 def attend(entries: int) -> None:
@@ -117,9 +117,9 @@ def main() -> None:
     """Compile what was asked for."""
     compile_only(binary=seen)
     kinds = {
-        "scan": lambda: scan(88, False),
+        "scan": lambda: scan(112, False),
         "spilled": lambda: scan(56, False),
-        "within": lambda: scan(96, True),
+        "within": lambda: scan(112, True),
         "attend": lambda: attend(512),
         "window": lambda: attend(0),
         "inner": lambda: experts(True),
