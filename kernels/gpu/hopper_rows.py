@@ -6,7 +6,7 @@ Legend: H heads, C = 512 channels.
 from __future__ import annotations
 
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from deepinfer.kernels.gpu.launching import Block
 from deepinfer.kernels.gpu.warp_groups import warp_device
@@ -20,6 +20,8 @@ SCORES: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [1
 VALUES: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 128, 16]))
 LINES: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
 _VALUES_OF: gl.constexpr = gl.constexpr(64 * 256)
+WARPS: gl.constexpr = gl.constexpr(8)
+"""Of the group that adds values."""
 PARTIAL: gl.constexpr = gl.constexpr(64 * 256 + 128)
 """Numbers that a program leaves for the other one: values of half of the channels, sums, largest scores."""
 
@@ -35,18 +37,20 @@ def hidden(number: Block) -> Block:
 
 
 @warp_device
-def load_queries(q: Block, queries: Block, place: Block, num_heads: Block, ready: Block) -> None:
-    """A row's queries to shared memory, in the order of tiles; past the last head, that one again."""
+def load_queries(ends: Block, place: Block, half: Block) -> Block:
+    """Half of a row's queries [64, 256]; past the last head, that one again."""
+    q, _, _, _, _, num_heads = ends
     row, head, _ = place
     h = gl.minimum(gl.arange(0, 64, layout=gl.SliceLayout(1, LINES)), num_heads - head - 1)
-    c = gl.arange(0, CHANNELS, layout=gl.SliceLayout(0, LINES))
-    line = q + (row * num_heads + head) * CHANNELS
-    own = gl.load(line + (h * CHANNELS)[:, None] + c[None, :])
-    whole = queries._reinterpret(gl.bfloat16, [64, 512], queries.layout)
-    whole.store(own.reshape([64, 64, 2, 4]).permute([0, 1, 3, 2]).reshape([64, 512]))
-    fence_async_shared()
-    gl.thread_barrier()
-    mbarrier.arrive(ready, count=1)
+    c = gl.arange(0, _HALF, layout=gl.SliceLayout(0, LINES))
+    line = q + ((row * num_heads + head) * CHANNELS + half * _HALF)
+    return gl.load(line + (h * CHANNELS)[:, None] + c[None, :])
+
+
+@warp_device
+def keep_queries(own: Block, half: Block) -> None:
+    """Queries to shared memory [64, 256], in the order of tiles."""
+    half.store(own.reshape([64, 32, 2, 4]).permute([0, 1, 3, 2]).reshape([64, 256]))
 
 
 @warp_device
@@ -71,18 +75,23 @@ def _places(lines: Block) -> Block:
 
 
 @warp_device
-def _announce(flag: Block) -> None:
-    """Set ``flag`` to 1 after everything that the program's first warps wrote before their barrier."""
+def _announce(flags: Block) -> None:
+    """Set a warp's flag to 1 after everything that its threads wrote, and what they know to be written."""
     gl.inline_asm_elementwise(
         """{
-        .reg .pred p; .reg .b32 t;
+        .reg .pred p; .reg .b32 t; .reg .b64 at;
         mov.u32 t, %tid.x;
+        shr.u32 t, t, 5;
+        mul.wide.u32 at, t, 4;
+        add.u64 at, at, $1;
+        mov.u32 t, %laneid;
         setp.eq.b32 p, t, 0;
         mov.b32 $0, 1;
-        @p st.release.gpu.global.b32 [$1], $0;
+        bar.warp.sync 0xffffffff;
+        @p st.release.gpu.global.b32 [at], $0;
         }""",
         "=r,l",
-        [flag],
+        [flags],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -90,19 +99,29 @@ def _announce(flag: Block) -> None:
 
 
 @warp_device
-def _await(flag: Block) -> None:
-    """Until ``flag`` is not 0; what its writer wrote before is seen by each thread afterwards."""
+def _await(flags: Block) -> None:
+    """Until a warp's flag is not 0, which it is again afterwards; what the flag's writer wrote before is
+    seen by each thread.
+    """
     gl.inline_asm_elementwise(
         """{
-        .reg .pred p;
+        .reg .pred p; .reg .b32 t; .reg .b64 at;
+        mov.u32 t, %tid.x;
+        shr.u32 t, t, 5;
+        mul.wide.u32 at, t, 4;
+        add.u64 at, at, $1;
         again:
-        ld.relaxed.gpu.global.b32 $0, [$1];
+        ld.relaxed.gpu.global.b32 $0, [at];
         setp.eq.b32 p, $0, 0;
         @p bra again;
-        ld.acquire.gpu.global.b32 $0, [$1];
+        ld.acquire.gpu.global.b32 $0, [at];
+        mov.u32 t, %laneid;
+        setp.eq.b32 p, t, 0;
+        bar.warp.sync 0xffffffff;
+        @p st.relaxed.gpu.global.b32 [at], 0;
         }""",
         "=r,l",
-        [flag],
+        [flags],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -110,10 +129,39 @@ def _await(flag: Block) -> None:
 
 
 @warp_device
-def exchange(
-    mine: Block, theirs: Block, sums: Block, done: Block, ends: Block, place: Block, page: Block
-) -> None:
-    """Finish half of the channels with what the other program has of them, and leave it the other half.
+def _left(ends: Block, place: Block) -> Block:
+    """Number of the row's first program."""
+    row, head, _ = place
+    return (row * ((ends[5] + 63) // 64) + head // 64) * 2
+
+
+@warp_device
+def leave_weights(total: Block, largest: Block, ends: Block, place: Block) -> None:
+    """A program's sum and largest score of each head for the other program; ``leave_values`` announces
+    them.
+    """
+    h = gl.arange(0, 64, layout=total.type.layout)
+    left = ends[3] + (_left(ends, place) + place[2]) * PARTIAL + _VALUES_OF
+    gl.store(left + h, total)
+    gl.store(left + 64 + h, largest)
+
+
+@warp_device
+def leave_values(theirs: Block, done: Block, ends: Block, place: Block) -> None:
+    """Leave the other program its half of the channels, warp for warp.
+
+    A warp of the other program needs what the same warp has here, so each has a flag of its own.
+    """
+    number = _left(ends, place) + place[2]
+    theirs = _lines(theirs)
+    gl.store(ends[3] + number * PARTIAL + _places(theirs), theirs)
+    mbarrier.wait(done, 0)
+    _announce(ends[4] + number * WARPS)
+
+
+@warp_device
+def finish(mine: Block, sums: Block, ends: Block, place: Block, page: Block) -> None:
+    """Finish half of the channels with what the other program has of them.
 
     Both programs run this at the same time and wait for each other, so both have to be there: they are
     neighbours in the order in which a launch begins its programs, so at most one of all that run can lack its
@@ -122,36 +170,24 @@ def exchange(
     """
     _, sink, out, partials, states, num_heads = ends
     row, head, split = place
-    number = (row * ((num_heads + 63) // 64) + head // 64) * 2
-    theirs = _lines(theirs)
+    number = _left(ends, place) + 1 - split
     h = gl.arange(0, 64, layout=gl.SliceLayout(1, VALUES))
-    places = _places(theirs)
-    left = partials + (number + split) * PARTIAL
-    gl.store(left + places, theirs)
-    mbarrier.wait(done, 0)
     total = sums.index(2).load(gl.SliceLayout(1, VALUES))
     largest = sums.index(3).load(gl.SliceLayout(1, VALUES))
-    gl.store(left + _VALUES_OF + h, total)
-    gl.store(left + _VALUES_OF + 64 + h, largest)
-    gl.thread_barrier()
-    _announce(states + number + split)
-
     raw = gl.load(sink + head + h, mask=head + h < num_heads, other=0.0) * _LOG2_E
-    flag, left = states + number + (1 - split), partials + (number + 1 - split) * PARTIAL
-    _await(flag)
-    theirs = gl.convert_layout(_values(gl.load(left + places, cache_modifier=".cg")), mine.type.layout)
+    left = partials + number * PARTIAL
+    _await(states + number * WARPS)
+    theirs = gl.load(left + _places(_lines(mine)), cache_modifier=".cg")
+    theirs = gl.convert_layout(_values(theirs), mine.type.layout)
     other_total = gl.load(left + _VALUES_OF + h, cache_modifier=".cg")
     other_largest = gl.load(left + _VALUES_OF + 64 + h, cache_modifier=".cg")
     top = gl.maximum(largest, other_largest)
     own, other = gl.exp2(largest - top), gl.exp2(other_largest - top)
     den = total * own + other_total * other + gl.exp2(raw - top)
     share = gl.where(top > LOWEST, _LIFT / den, 0.0)
-    lines: gl.constexpr = gl.SliceLayout(1, mine.type.layout)
-    own = gl.convert_layout(own * share, lines)[:, None]
-    other = gl.convert_layout(other * share, lines)[:, None]
+    own, other = (own * share)[:, None], (other * share)[:, None]
     page.store((mine * own + theirs * other).to(gl.bfloat16))
     gl.thread_barrier()
-    gl.store(flag, 0)
     value = page.load(LINES).reshape([64, 32, 4, 2]).permute([0, 1, 3, 2]).reshape([64, 256])
     h = gl.arange(0, 64, layout=gl.SliceLayout(1, LINES))
     c = gl.arange(0, _HALF, layout=gl.SliceLayout(0, LINES))

@@ -40,12 +40,11 @@ NEAR_WORDS: gl.constexpr = gl.constexpr(
         [64, 64],
     )
 )
-NEAR_SCALES: gl.constexpr = gl.constexpr(
+_ASKING: gl.constexpr = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[0, 4], [0, 8]], [[1, 0], [2, 0], [4, 0], [0, 1], [0, 2]], [[8, 0], [16, 0], [32, 0]], [], [64, 16]
+        [], [[1, 0], [2, 0], [4, 0], [0, 1], [0, 2]], [[8, 0], [16, 0], [32, 0]], [], [64, 4]
     )
 )
-_ASKING: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 1], [8, 4], [8, 1], [1, 0]))
 TILE: gl.constexpr = gl.constexpr(gl.NVMMASharedLayout(128, 16))
 TILE_WORDS: gl.constexpr = gl.constexpr(gl.NVMMASharedLayout(128, 32))
 
@@ -130,8 +129,14 @@ def _far_factors(pairs: Block) -> Block:
 
 @warp_device
 def _near_factors(scales: Block) -> Block:
-    """Factors of pairs of MXFP8 words [64, 32] from the e8m0 bytes of words [64, 16]; 255 is NaN."""
-    wide = scales.to(gl.int32)
+    """Factors of pairs of MXFP8 words [64, 32] from two words of e8m0 bytes, each four times [64, 8]; 255 is
+    NaN.
+    """
+    # a thread has words 0 and 1, and of both it needs bytes 0 and 2, or 1 and 3
+    odd = gl.arange(0, 8, layout=gl.SliceLayout(0, FAR_PAIRS)) // 2 % 2
+    own = scales >> (8 * odd)[None, :]
+    wide = gl.join(own & 255, (own >> 16) & 255)
+    wide = wide.reshape([64, 2, 4, 2]).permute([0, 1, 3, 2]).reshape([64, 16])
     pattern = gl.where(wide == 255, 0x7FC0, gl.minimum(wide + 88, 254) << 7)
     pattern = pattern | (pattern << 16)
     return gl.join(pattern, pattern).reshape([64, 32])
@@ -180,10 +185,10 @@ def ask_far(words: Block, slot: Block, STEP: gl.constexpr) -> None:
 
 
 @warp_device
-def load_near(words: Block, bytes_: Block, slot: Block, STEP: gl.constexpr) -> tuple[Block, Block]:
-    """Half of MXFP8 records: words [64, 64], scales [64, 16], each twice."""
-    codes = _load(words, slot, STEP, 64, NEAR_WORDS, 1)
-    return codes, _load(bytes_ + 512, slot, 4 * STEP, 8, NEAR_SCALES, 2)
+def load_near(words: Block, number: Block, slot: Block, STEP: gl.constexpr) -> tuple[Block, Block]:
+    """Half ``number`` of MXFP8 records: words [64, 64], words of scales [64, 2], each four times."""
+    codes = _load(words + 64 * number, slot, STEP, 64, NEAR_WORDS, 1)
+    return codes, _load(words + 128 + 2 * number, slot, STEP, 2, FAR_PAIRS, 4)
 
 
 @warp_device
