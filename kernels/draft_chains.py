@@ -125,9 +125,9 @@ def draft_contexts(
 ) -> tuple[torch.Tensor, ...]:
     """Context latents [T, C] for every layer from ``features`` [T, F] of computed rows (section 7.1)."""
     context = ops.rms_norm(ops.linear(features, projection), gain, eps)
-    return tuple(
-        ops.window_latent(context, layer.latent, layer.latent_gain, layer.eps, rotary) for layer in layers
-    )
+    given = ((context, layer.latent, layer.latent_gain, layer.eps, rotary) for layer in layers)
+    running = [ops.beside(partial(ops.window_latent, *one), len(features)) for one in given]
+    return tuple(latents() for latents in running)
 
 
 def keep_contexts(

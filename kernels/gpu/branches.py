@@ -6,9 +6,10 @@ kernels, their operands and the order of every sum are the same, so a branch mov
 nobody is the workspace of its products (a kernel set has one for each lane).
 
 Memory is safe by three rules. A branch holds what its work reads until it is joined, so nobody is given that
-memory before. What it allocates belongs to its stream, and every work on that stream begins behind all that
-was launched until then, so also behind the last reader of memory that was given back. And it is joined before
-the recording ends, for its result is what somebody waits for.
+memory before. What it allocates belongs to its stream, and work on that stream begins behind all that its
+caller had launched or joined until then, so also behind the last reader of memory that was given back. And it
+is joined before the recording ends, for its result is what somebody waits for; within a branch, before that
+one is.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import torch
 
 T = TypeVar("T")
 
-NUM_LANES = 4
-"""Streams beside the main one: some branches last a whole turn, two or three a sublayer."""
+NUM_LANES = 6
+"""Streams beside the main one: some branches last a whole turn, two or three a sublayer, and work that finds
+none free is done at once."""
 MOST_ROWS = 512
 """Rows of a step that is branched, at most: the launches of larger ones fill the chip by themselves."""
 
@@ -42,10 +44,13 @@ class _Running(Generic[T]):
 
     Attributes:
         work: kept for the tensors that it reads.
+        within: branches of this one. Their results, too, are kept: their lanes may be free, and the reader of
+            a result is behind nothing that the next work there waits for.
         result: complete for whoever waits for ``done``.
     """
 
     work: Callable[[], T]
+    within: tuple[object, ...]
     result: T
     done: torch.cuda.Event
     lane: _Lane
@@ -69,6 +74,7 @@ class Branches:
     def __init__(self, place: torch.device) -> None:
         """Take streams of ``place``, if it is a CUDA device."""
         self.lane, self.most_rows = 0, MOST_ROWS
+        self._within: list[object] = []
         self._place = place
         count = NUM_LANES if place.type == "cuda" else 0
         self._lanes = [
@@ -78,16 +84,21 @@ class Branches:
 
     def start(self, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
         """See ``Ops.beside``: beside in a recording of few rows, else at once."""
-        is_wanted = self._lanes and not self.lane and num_rows <= self.most_rows
+        free = [lane for lane in self._lanes if lane.is_free]
+        is_wanted = num_rows <= self.most_rows and free
         if not (is_wanted and torch.cuda.is_current_stream_capturing()):
             result = work()
             return lambda: result
-        lane = next((lane for lane in self._lanes if lane.is_free), self._lanes[-1])
+        lane, outer, beside = free[0], self.lane, self._within
         lane.stream.wait_stream(torch.cuda.current_stream(self._place))
-        lane.is_free, self.lane = False, lane.number
+        lane.is_free, self.lane, self._within = False, lane.number, []
         try:
             with torch.cuda.stream(lane.stream):
                 result = work()
         finally:
-            self.lane = 0
-        return _Running(work, result, lane.stream.record_event(), lane, self._place)
+            within = tuple(self._within)
+            self.lane, self._within = outer, beside
+        running = _Running(work, within, result, lane.stream.record_event(), lane, self._place)
+        if outer:
+            beside.append(running)
+        return running

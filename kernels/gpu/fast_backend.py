@@ -44,7 +44,7 @@ class FastGpuOps(GpuOps):
     reads_records = True
 
     def __init__(self, round_caches: bool, device: torch.device) -> None:
-        """Bind the device; takes 32 MiB for partial sums there. For one caller's stream at a time."""
+        """Bind the device; takes 40 MiB for partial sums there. For one caller's stream at a time."""
         super().__init__(True, round_caches, device)
         sizes = _PARTIALS, *([_LANE_PARTIALS] * NUM_LANES)
         self._workspaces = [Workspace.on(device, size, _TILES) for size in sizes]

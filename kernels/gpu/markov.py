@@ -129,10 +129,11 @@ def _begin(
     return _Begun(tokens, chosen, rows, ops.linear_fp32(chosen, head))
 
 
-def _scores(ops: Ops, rows: torch.Tensor, confidence: PackedWeight) -> torch.Tensor:
-    """[A, B, D + R] -> [A, B]."""
+def _scores(ops: Ops, rows: torch.Tensor, confidence: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """[A, B, D + R] -> confidences [A, B] before the sigmoid, and behind it."""
     found = ops.linear_fp32(rows.flatten(0, 1), confidence).view(rows.shape[:2])
-    return found.clamp(-CONFIDENCE_CLAMP, CONFIDENCE_CLAMP)
+    scores = found.clamp(-CONFIDENCE_CLAMP, CONFIDENCE_CLAMP)
+    return scores, ops.sigmoid(scores)
 
 
 def _finish(
@@ -142,8 +143,8 @@ def _finish(
     embed: torch.Tensor,
     head: PackedWeight,
     confidence: PackedWeight,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See ``Ops.markov_decode``; confidences are worked out beside the last token."""
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """See ``Ops.markov_decode``; confidences, also behind the sigmoid, are made beside the last token."""
     count, size, width = base_logits.shape[0], base_logits.shape[1], embed.shape[1]
     tokens, rows, terms = begun.tokens, begun.rows, begun.terms
     depth = rows.shape[2] - width
@@ -181,7 +182,8 @@ def markov_decode(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See ``Ops.markov_decode``."""
     begun = _begin(ops, golden, states, embed, head)
-    return _finish(ops, begun, base_logits, embed, head, confidence)
+    tokens, logits, (scores, _) = _finish(ops, begun, base_logits, embed, head, confidence)
+    return tokens, logits, scores
 
 
 def draft_decode(
@@ -193,5 +195,5 @@ def draft_decode(
     begin = partial(_begin, ops, golden, states, head.embed, head.markov)
     begun = ops.beside(begin, len(hidden))
     base = ops.linear_fp32(ops.rms_norm(hidden, head.gain, head.eps), head.head).view(*states.shape[:2], -1)
-    tokens, logits, scores = _finish(ops, begun(), base, head.embed, head.markov, head.confidence)
-    return DraftOutput(hidden, base, tokens, logits, scores, ops.sigmoid(scores))
+    tokens, logits, sure = _finish(ops, begun(), base, head.embed, head.markov, head.confidence)
+    return DraftOutput(hidden, base, tokens, logits, *sure)

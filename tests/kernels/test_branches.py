@@ -88,25 +88,40 @@ def test_a_branch_begins_behind_what_was_launched_and_is_waited_for(device: Fake
 def test_a_lane_is_taken_again_when_it_was_waited_for(device: FakeDevice) -> None:
     start = device.branches.start
     waits = [start(lambda: device.branches.lane, 1) for _ in range(NUM_LANES + 1)]
-    assert [wait() for wait in waits] == [*range(1, NUM_LANES + 1), NUM_LANES], "too many share the last one"
+    assert [wait() for wait in waits] == [*range(1, NUM_LANES + 1), 0], (
+        "work that finds no lane is done at once"
+    )
     long = start(lambda: device.branches.lane, 1)
     assert [start(lambda: device.branches.lane, 1)() for _ in range(3)] == [2, 2, 2]
     assert long() == 1
 
 
-def test_work_within_a_branch_and_of_many_rows_runs_at_once(device: FakeDevice) -> None:
+def test_work_within_a_branch_has_a_lane_of_its_own(device: FakeDevice) -> None:
     start = device.branches.start
-    outer = start(lambda: start(lambda: device.launch("inner"), 1)(), 1)
+
+    def outer() -> str:
+        inner = start(lambda: device.launch("inner"), 1)
+        device.launch("outer")
+        return inner()
+
+    assert start(outer, 1)() == "inner"
+    assert device.log == [
+        "lane 1 behind main",
+        "lane 2 behind lane 1",
+        "inner on lane 2, workspace 2",
+        "outer on lane 1, workspace 1",
+        "lane 1 waits for lane 2.1",
+        "main waits for lane 1.1",
+    ]
+    assert device.branches.lane == 0
+
+
+def test_work_of_many_rows_and_of_eager_steps_runs_at_once(device: FakeDevice) -> None:
+    start = device.branches.start
     start(lambda: device.launch("large"), MOST_ROWS + 1)
     device.is_recording = False
     start(lambda: device.launch("eager"), 1)
-    assert outer() == "inner"
-    names = [line for line in device.log if "workspace" in line]
-    assert names == [
-        "inner on lane 1, workspace 1",
-        "large on main, workspace 0",
-        "eager on main, workspace 0",
-    ]
+    assert device.log == ["large on main, workspace 0", "eager on main, workspace 0"]
 
 
 def test_a_branch_holds_what_it_reads_until_it_is_waited_for(device: FakeDevice) -> None:
@@ -118,6 +133,22 @@ def test_a_branch_holds_what_it_reads_until_it_is_waited_for(device: FakeDevice)
     wait()
     del wait
     assert alive() is None
+
+
+def test_a_branch_holds_the_results_within_it(device: FakeDevice) -> None:
+    """Their lane is free again, and its next work is not behind the reader of the result."""
+    start = device.branches.start
+    results: list[weakref.ref[torch.Tensor]] = []
+
+    def outer() -> None:
+        found = start(lambda: torch.zeros(1), 1)()
+        results.append(weakref.ref(found))
+
+    wait = start(outer, 1)
+    assert results[0]() is not None
+    wait()
+    del wait
+    assert results[0]() is None
 
 
 def test_a_failure_in_a_branch_leaves_the_main_workspace(device: FakeDevice) -> None:
