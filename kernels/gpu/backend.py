@@ -134,7 +134,11 @@ class GpuOps(TurnKernels, Chains, RecordChains):
         """See ``Ops``; the mixes are of use behind the sublayer, so they are made beside it."""
         given = (site.fn, site.base, site.scale, site.iterations, site.hc_eps, site.rms_eps)
         mixes = self.beside(lambda: self.hc_mix(streams, *given), len(streams))
-        return LateSiteInput(self.rms_norm(self.hc_collapse(streams, pre), site.gain, site.rms_eps), mixes)
+        return LateSiteInput(self._site_row(streams, pre, site), mixes)
+
+    def _site_row(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> torch.Tensor:
+        """The input of the sublayer."""
+        return self.rms_norm(self.hc_collapse(streams, pre), site.gain, site.rms_eps)
 
     def hc_mix(
         self,

@@ -23,6 +23,7 @@ from deepinfer.kernels.gpu import (
     rope,
     row_sums,
     sampling,
+    site_rows,
 )
 from deepinfer.kernels.gpu.backend import GpuOps
 from deepinfer.kernels.gpu.branches import NUM_LANES
@@ -33,7 +34,7 @@ from deepinfer.kernels.gpu.pool_index import Keys
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.row_sources import floats
 from deepinfer.kernels.interface import LoadExpert
-from deepinfer.kernels.operands import MoeWeights, PagedRecords, Rotary
+from deepinfer.kernels.operands import MoeWeights, PagedRecords, Rotary, SiteWeights
 
 _PARTIALS, _LANE_PARTIALS, _TILES = 1 << 22, 1 << 20, 1 << 14
 
@@ -73,6 +74,9 @@ class FastGpuOps(GpuOps):
     def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         """See ``Ops``."""
         return row_sums.rms_norm(x, gain, eps, True)
+
+    def _site_row(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> torch.Tensor:
+        return site_rows.site_row(streams, pre, site.gain, site.rms_eps, True)
 
     def rotated_latent(
         self, x: torch.Tensor, weight: FastLinear, gain: torch.Tensor, eps: float, rotary: Rotary

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps
+from deepinfer.kernels.operands import SiteWeights
 
 
 class LibraryOps(FastGpuOps):
@@ -43,6 +44,9 @@ class LibraryOps(FastGpuOps):
     def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         """See ``Ops``."""
         return functional.rms_norm(x, (x.shape[-1],), gain, eps).to(torch.bfloat16).to(torch.float32)
+
+    def _site_row(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> torch.Tensor:
+        return self.rms_norm(self.hc_collapse(streams, pre), site.gain, site.rms_eps)
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""

@@ -24,7 +24,7 @@ def reductions(name: str, text: str) -> None:
 def main() -> None:
     """Widths of the bundled model and of the release."""
     compile_only(layouts=reductions)
-    from deepinfer.kernels.gpu import latents, row_sums
+    from deepinfer.kernels.gpu import latents, row_sums, site_rows
     from deepinfer.kernels.operands import Rotary
 
     table, positions = torch.empty(4096, 16), torch.zeros(4, dtype=torch.int64)
@@ -32,6 +32,10 @@ def main() -> None:
         x, gain = torch.empty(4, width), torch.empty(width)
         row_sums.rms_norm(x, gain, 1e-6, True)
         latents.latent(x, gain, 1e-6, Rotary(table, table, positions), True)
+    for width in (256, 5120):
+        x, gain = torch.empty(4, width), torch.empty(width)
+        row_sums.rms_norm(x, gain, 1e-6, True)
+        site_rows.site_row(torch.empty(4, 4, width), torch.empty(4, 4), gain, 1e-6, True)
     for width in (1024, 16384):
         row_sums.square_sums(torch.empty(4, width))
         row_sums.site_sums(torch.empty(4, width), torch.empty(4, 72))

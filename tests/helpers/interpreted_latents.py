@@ -11,7 +11,7 @@ make_exact()
 
 from deepinfer.kernels import chains  # noqa: E402
 from deepinfer.kernels.dispatch import select_ops  # noqa: E402
-from deepinfer.kernels.gpu import fast_linear, latents, rope, row_sums  # noqa: E402
+from deepinfer.kernels.gpu import fast_linear, latents, rope, row_sums, site_rows  # noqa: E402
 from deepinfer.kernels.operands import Rotary  # noqa: E402
 
 
@@ -49,6 +49,16 @@ def main() -> None:
         if not torch.equal(found.view(torch.int32), rope.rotate_(kept, *turn).view(torch.int32)):
             wrong.append(["rotated", num_rows, width])
         control &= not torch.equal(found, heads)
+        streams, pre = (
+            torch.randn(num_rows, 4, width, generator=draw),
+            torch.randn(num_rows, 4, generator=draw),
+        )
+        gain = torch.randn(width, generator=draw)
+        found = site_rows.site_row(streams, pre, gain, 1e-6, True)
+        wanted = ops.rms_norm(ops.hc_collapse(streams, pre), gain, 1e-6)
+        if not torch.equal(found.view(torch.int32), wanted.view(torch.int32)):
+            wrong.append(["site_row", num_rows, width])
+        control &= not torch.equal(site_rows.site_row(streams, pre, gain, 1e-6, False), wanted)
     refused = not latents.fits(48) and not latents.fits(8192) and latents.fits(4096)
     print(json.dumps({"wrong": wrong, "control": control and refused}))
 
