@@ -1,6 +1,7 @@
 """Which kernels a turn consists of, with and without drafts: counts and device time by name.
 
-The time of a turn is also given with all its work in one line, which says what branches bring.
+The time of a turn is also given with all its work in one line, which says what branches bring, and that
+between two turns, in which the device waits for the host.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from gpu_engine_promise import requests
+from gpu_turns import gap_of
 
 from deepinfer.engine.api import EngineConfig, GenerateRequest
 from deepinfer.engine.core import EngineCore
@@ -38,6 +40,7 @@ def turn_kernels(config: EngineConfig, cases: Sequence[tuple[int, str]] = _CASES
         ops: Any = in_line.ops
         ops.branches.most_rows = 0
         wall_s, in_line_s = (_turn_s(one._core, asked) for one in (llm, in_line))
+        between_ms, _ = gap_of(llm._core, asked)
         _begin(llm._core, asked)
         first = llm._core.scheduler.stats.num_steps
         with profile(activities=[ProfilerActivity.CUDA]) as trace:
@@ -51,7 +54,8 @@ def turn_kernels(config: EngineConfig, cases: Sequence[tuple[int, str]] = _CASES
         count = sum(e.count for e in events) / turns
         name = f"batch {batch}, {policy}"
         seen.append(
-            f"{name}: {wall_s * 1e3:.2f} ms a turn, {in_line_s * 1e3:.2f} in one line, "
+            f"{name}: {wall_s * 1e3:.2f} ms a turn, {between_ms:.2f} of it between turns, "
+            f"{in_line_s * 1e3:.2f} in one line, "
             f"{busy_us:.0f} us in {count:.0f} kernels"
         )
         page += [f"| {name}, kernel | calls a turn | us a turn |", "|---|---|---|"]

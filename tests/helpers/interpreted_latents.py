@@ -1,4 +1,4 @@
-"""Latents, and sums before mixes, in one launch against those they stand for, interpreted; prints JSON."""
+"""Latents, sums before mixes and inputs of sublayers, in one launch against those they stand for, interpreted; prints JSON."""
 
 from __future__ import annotations
 

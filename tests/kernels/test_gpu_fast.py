@@ -75,6 +75,8 @@ def test_latents_in_one_launch_are_those_of_three() -> None:
 def test_sums_that_share_a_launch_keep_their_layout_on_a_chip() -> None:
     """Lanes add in the order of the layout, so another one would be another sum."""
     found = run("compiled_sums.py")
-    assert found["latents._latent_kernel"] == found["row_sums._norm_kernel"]
+    norms = found["row_sums._norm_kernel"]
+    assert found["latents._latent_kernel"] == norms[:2]
+    assert found["site_rows._site_row_kernel"] == norms[2:]
     assert found["row_sums._site_kernel"] == found["row_sums._squares_kernel"]
-    assert len(set(found["row_sums._norm_kernel"])) == 2, "layouts follow the width"
+    assert len(set(norms)) == 4, "layouts follow the width"
