@@ -1,4 +1,4 @@
-"""Latents, sums before mixes and inputs of sublayers, in one launch against those they stand for, interpreted; prints JSON."""
+"""Latents, sums before mixes and inputs of sublayers in one launch against what they stand for; prints JSON."""
 
 from __future__ import annotations
 
