@@ -1,4 +1,4 @@
-"""Latents, sums before mixes and inputs of sublayers in one launch against what they stand for; prints JSON."""
+"""Latents, sums before mixes and inputs of sublayers in one launch against their parts; prints JSON."""
 
 from __future__ import annotations
 
