@@ -43,8 +43,8 @@ STEP_FAULTS = (
         "accepts-one-draft-too-many",
         "the draft behind the last right one counts as accepted",
         "engine.speculation.acceptance:num_accepted",
-        "int(wrong[0]) if",
-        "int(wrong[0]) + 1 if",
+        "return place",
+        "return place + 1",
         "speculation",
     ),
     _fault(
