@@ -118,7 +118,7 @@ class Transformer:
         memories = memories or self._memories(step, probe)
         streams = initial_streams(self.embedding[step.token_ids], config.hc_mult)
         rows, selection = step.encoder, Selection()
-        features = []
+        features: list[Callable[[], torch.Tensor]] = []
         for block in self.blocks:
             rope = self.rope(block.ratio)
             probe("block_in", block.layer, streams.x)
@@ -129,7 +129,8 @@ class Transformer:
                 if (
                     step.kept.shape[0] == 0
                 ):  # a chunk before the kept rows: its compressed entries were all it owed
-                    written()
+                    for wait in (written, memories, *features):
+                        wait()  # nothing may be under way when a recording ends
                     return Hidden(streams.x.new_empty(0, config.hidden_size), None)
                 if step.is_truncated:
                     streams, selection = streams.take(step.kept), selection.take(step.kept)
@@ -138,6 +139,7 @@ class Transformer:
             if with_features and block.layer in config.dspark_target_layer_ids:
                 features.append(ops.beside(partial(ops.mean_streams, streams.x), len(streams.x)))
             streams = block.forward(ops, streams, rows, view, rope, selection, written, probe)
+        memories()  # no layer may have asked
         return self._finish(streams, features, probe)
 
     def _memories(self, step: Step, probe: Probe) -> Memories:

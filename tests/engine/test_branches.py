@@ -19,16 +19,28 @@ from deepinfer.kernels.cpu.backend import CpuOps
 T = TypeVar("T")
 
 
-def late(ops: CpuOps, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
-    """``Ops.beside`` that does nothing until somebody waits."""
-    found: list[T] = []
+class Late:
+    """``Ops.beside`` that does nothing until somebody waits.
 
-    def wait() -> T:
-        if not found:
-            found.append(work())
-        return found[0]
+    Attributes:
+        started, waited: how many branches were, each counted once.
+    """
 
-    return wait
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.started = self.waited = 0
+        patch.setattr(CpuOps, "beside", lambda ops, work, num_rows: self._start(work))
+
+    def _start(self, work: Callable[[], T]) -> Callable[[], T]:
+        found: list[T] = []
+        self.started += 1
+
+        def wait() -> T:
+            if not found:
+                self.waited += 1
+                found.append(work())
+            return found[0]
+
+        return wait
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +58,21 @@ def test_branches_that_run_late_move_no_bit(llm: LLM, monkeypatch: pytest.Monkey
     asked = plain(3, 20)
     records, truth = truth_of(llm, asked)
     wanted = {r.request_id: [packed(one) for one in said] for r, said in zip(asked, records, strict=True)}
-    monkeypatch.setattr(CpuOps, "beside", late)
+    branches = Late(monkeypatch)
     assert answers(llm, asked, truth) == wanted
+    assert branches.started == branches.waited > 100, "a recording must not end before its branches"
     sound = Block.compress
     # control: nobody waits for the compressed entries
     monkeypatch.setattr(Block, "compress", lambda *given: sound(*given) and (lambda: None))
     assert answers(llm, asked, truth) != wanted
+    assert branches.started > branches.waited
+
+
+def test_branches_that_no_layer_asks_for_are_waited_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a model without Engram layers."""
+    asked = plain(2, 6)
+    _, truth = truth_of(llm, asked)
+    branches = Late(monkeypatch)
+    monkeypatch.setattr(Block, "remember", lambda block, ops, streams, memories, probe: streams)
+    answers(llm, asked, truth)
+    assert branches.started == branches.waited
