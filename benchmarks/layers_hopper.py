@@ -61,8 +61,10 @@ def _launch(kind: str, tile: Any) -> None:
         for groups in (None, PoolGroups(caches.table, PAGE)):
             select_entries(keys, best_keys, counts, TOP, BLOCK, groups=groups)
     elif tile == 4:
-        for warps in (16, 32):
-            select_within(best_keys, counts, TOP, blocks, BLOCK, warps, PoolGroups(caches.table, PAGE))
+        for best in (None, best_keys):
+            select_within(
+                best_keys, counts, TOP, blocks, BLOCK, groups=PoolGroups(caches.table, PAGE), best=best
+            )
     elif tile == 5:
         select16(best_keys, counts, BLOCKS, BLOCK, newest=True)
     else:
@@ -202,7 +204,7 @@ def _index(report: Report, caches: Caches) -> None:
             f"hopper within {astuple(tile)}",
             lambda c=call, s=share: against(timed(c, 8), num_bytes * s, flop * s),
         )
-    within, _ = hopper_scan.scan(iq, w, *args_within, WITHIN[0], blocks)
+    within, tops = hopper_scan.scan(iq, w, *args_within, WITHIN[0], blocks)
     groups = PoolGroups(caches.table, PAGE)
 
     def check_select() -> dict[str, int]:
@@ -214,7 +216,8 @@ def _index(report: Report, caches: Caches) -> None:
             "entries": int((chosen != order).sum()),
             "own blocks": int((select_entries(keys, best, counts, TOP, BLOCK) != order).sum()),
             "records": int((slots != order + start).sum()),
-            "within": int((select_within(within, counts, TOP, blocks, BLOCK) != order).sum()),
+            "within": int((select_within(within, counts, TOP, blocks, BLOCK, best=tops) != order).sum()),
+            "within, all keys": int((select_within(within, counts, TOP, blocks, BLOCK) != order).sum()),
         }
 
     report.attempt("hopper select check, wrong", check_select)
@@ -222,8 +225,8 @@ def _index(report: Report, caches: Caches) -> None:
         ("entries", lambda: select_entries(keys, best, counts, TOP, BLOCK, blocks=blocks, groups=groups)),
         ("entries, own blocks", lambda: select_entries(keys, best, counts, TOP, BLOCK, groups=groups)),
         ("blocks", lambda: select16(best, counts, BLOCKS, BLOCK, newest=True)),
-        ("within", lambda: select_within(within, counts, TOP, blocks, BLOCK, groups=groups)),
-        ("within, 32 warps", lambda: select_within(within, counts, TOP, blocks, BLOCK, 32, groups)),
+        ("within", lambda: select_within(within, counts, TOP, blocks, BLOCK, groups=groups, best=tops)),
+        ("within, all keys", lambda: select_within(within, counts, TOP, blocks, BLOCK, groups=groups)),
     ):
         report.attempt(f"hopper select {name} us", lambda r=run: round(timed([r], 8) * 1e6, 2))
 
@@ -249,10 +252,10 @@ def _layers(report: Report, caches: Caches) -> None:
         mixed(select_entries(keys, best, counts, TOP, BLOCK, blocks=chosen, groups=groups))
 
     def reindex() -> None:
-        keys, _ = hopper_scan.scan(
+        keys, best = hopper_scan.scan(
             iq, w, caches.index, caches.table, counts, BLOCKS * BLOCK, BLOCK, WITHIN[0], blocks
         )
-        mixed(select_within(keys, counts, TOP, blocks, BLOCK, groups=groups))
+        mixed(select_within(keys, counts, TOP, blocks, BLOCK, groups=groups, best=best))
 
     reuse = [
         lambda s=s: hopper_attention.attend(q, caches.window, s[0], caches.main, s[1], sink, workspace)

@@ -145,8 +145,8 @@ class Layer:
                 chosen.append(select_entries(keys, best, s.counts[part], TOP, BLOCK, **more))
             else:
                 blocks = s.blocks[part]
-                keys, _ = packed_ops.scan(*args, blocks=blocks)
-                chosen.append(select_within(keys, s.counts[part], TOP, blocks, BLOCK, groups=own))
+                keys, best = packed_ops.scan(*args, blocks=blocks, best=True)
+                chosen.append(select_within(keys, s.counts[part], TOP, blocks, BLOCK, groups=own, best=best))
         return torch.cat(chosen) if len(chosen) > 1 else chosen[0]
 
     def forward(self, kind: str, streams: torch.Tensor, pre: torch.Tensor, s: Sequences) -> torch.Tensor:

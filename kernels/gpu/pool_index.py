@@ -207,5 +207,6 @@ def index_select_within(
     """See ``Ops.index_select_within``."""
     allowed, own = blocks.to(torch.int32).contiguous(), counts.contiguous()
     length, whole = allowed.shape[1] * block_size, slice(len(q))
-    scored, _ = keys.scan(q.contiguous(), w.contiguous(), whole, own, length, block_size, allowed)
-    return select_within(scored, own, top, allowed, block_size)
+    args = (q.contiguous(), w.contiguous(), whole, own, length, block_size, allowed)
+    scored, best = keys.scan(*args, best=True)
+    return select_within(scored, own, top, allowed, block_size, best=best)

@@ -1,12 +1,11 @@
 """Exact top-k of ordered 16-bit keys, ties to the lowest index.
 
 Counts of integers have no order to keep. Up to 16,384 keys a program holds them all and finds the threshold
-bit by bit; above that, two histograms do, one of the upper bytes and one of the lower bytes below the
-threshold's upper byte. The chosen indices come out in ascending order.
+bit by bit; longer rows are for ``select_long.py``. The chosen indices come out in ascending order.
 
-The best entries of a long row lie in the best blocks: were an entry chosen outside the ``top`` blocks of
-largest keys, each of these would hold an entry that comes before it. So a long row is never searched entry
-by entry.
+The best entries of a row lie in the best blocks: were an entry chosen outside the ``top`` blocks of largest
+keys, each of these would hold an entry that comes before it. So where the largest keys of blocks are known, a
+row is not searched entry by entry (``select_best.py``).
 
 Legend: T rows, L keys of a row.
 """
@@ -29,6 +28,8 @@ from deepinfer.kernels.gpu.launching import (
     launch,
     power_of_two,
 )
+from deepinfer.kernels.gpu.select_best import select_best
+from deepinfer.kernels.gpu.select_long import select_long
 
 _HELD = 16384
 _PLAIN, _COMPACT, _GATHERED = 0, 1, 2
@@ -118,61 +119,6 @@ def _held_kernel(
     tl.store(chosen + row * top + rest, -1, (rest >= found) & (rest < top))
 
 
-@device
-def _at(line: Ptr, place: Block, count: Block, NEWEST: tl.constexpr) -> Block:
-    """Keys as 0 to 65535, 0 where absent; 65535 for the newest, which no number has."""
-    u = tl.load(line + place, place < count, other=-32768).to(tl.int32) + 32768
-    return tl.where(place == count - 1, 65535, u) if NEWEST else u
-
-
-@device
-def _cut(counts: Block, wanted: Block) -> tuple[Block, Block]:
-    """The highest bin that ``wanted`` counts reach from above, and how many lie above it."""
-    reached = tl.cumsum(counts, axis=0, reverse=True)
-    bin_number = tl.maximum(tl.sum((reached >= wanted).to(tl.int32), axis=0) - 1, 0)
-    return bin_number, tl.sum(tl.where(tl.arange(0, 256) > bin_number, counts, 0), axis=0)
-
-
-@kernel
-def _long_kernel(
-    keys: Ptr,
-    counts: Ptr,
-    chosen: Ptr,
-    length: int,
-    top: int,
-    divisor: int,
-    NEWEST: tl.constexpr,
-    B: tl.constexpr,
-) -> None:
-    """Three passes over a row of any length."""
-    row = tl.program_id(0).to(tl.int64)
-    line, out, lane = keys + row * length, chosen + row * top, tl.arange(0, B)
-    count = min((tl.load(counts + row).to(tl.int32) + divisor - 1) // divisor, length)
-    upper = tl.zeros((256,), tl.int32)
-    for first in range(0, count, B):
-        u = _at(line, first + lane, count, NEWEST)
-        upper += tl.histogram(u >> 8, 256, mask=u > 0)
-    wanted = min(tl.sum(upper, axis=0), top)
-    high, above = _cut(upper, wanted)
-    lower = tl.zeros((256,), tl.int32)
-    for first in range(0, count, B):
-        u = _at(line, first + lane, count, NEWEST)
-        lower += tl.histogram(u & 255, 256, mask=(u > 0) & ((u >> 8) == high))
-    low, more = _cut(lower, wanted - above)
-    threshold, equals_wanted = high * 256 + low, wanted - above - more
-    placed, equals = count * 0, count * 0
-    for first in range(0, count, B):
-        u = _at(line, first + lane, count, NEWEST)
-        is_above, is_equal = (u > threshold).to(tl.int32), ((u == threshold) & (u > 0)).to(tl.int32)
-        both = tl.cumsum((is_above << 16) | is_equal, axis=0)
-        rank = equals + (both & 0xFFFF)
-        keep = (is_above > 0) | ((is_equal > 0) & (rank <= equals_wanted))
-        before = placed + (both >> 16) + tl.minimum(rank, equals_wanted) - 1
-        tl.store(out + before, first + lane, keep)
-        placed += tl.sum(is_above, axis=0)
-        equals += tl.sum(is_equal, axis=0)
-
-
 @dataclass(frozen=True)
 class PoolGroups:
     """Where records of a row's entries lie: ``table`` int32 [T, groups], ``size`` entries a group."""
@@ -247,12 +193,7 @@ def select16(
         return torch.full((num_rows, top), -1, dtype=torch.int32, device=keys.device)
     if length <= held:
         return _held(keys, counts, top, divisor, None, _CHUNK, _PLAIN, newest, warps)
-    chosen = torch.full((num_rows, top), -1, dtype=torch.int32, device=keys.device)
-    constants = {"NEWEST": newest, "B": min(_HELD, power_of_two(length))}
-    launch(
-        _long_kernel, (num_rows,), keys, counts, chosen, length, top, divisor, num_warps=warps, **constants
-    )
-    return chosen
+    return select_long(keys, counts, top, divisor, newest, warps, _HELD)
 
 
 def select_within(
@@ -263,13 +204,17 @@ def select_within(
     block_size: int,
     warps: int = 16,
     groups: PoolGroups | None = None,
+    best: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The best entries of each row's ``blocks`` int32 [T, Nb]; ``keys`` int16 [T, Nb * block_size] are
-    theirs.
+    theirs, -32768 where invisible, and ``best`` int16 [T, Nb] the largest of each block, if known.
 
     With ``groups``, the records of these entries.
     """
-    return _held(keys, counts, top, 1, blocks, block_size, _COMPACT, False, warps, groups)
+    if best is None or blocks.shape[1] <= top or blocks.shape[1] > _HELD:
+        return _held(keys, counts, top, 1, blocks, block_size, _COMPACT, False, warps, groups)
+    pool = () if groups is None else (groups.table, groups.size)
+    return select_best(keys, best, counts, top, block_size, blocks, True, *pool)
 
 
 def select_entries(
@@ -283,15 +228,19 @@ def select_entries(
     blocks: torch.Tensor | None = None,
     groups: PoolGroups | None = None,
 ) -> torch.Tensor:
-    """As ``select16``, through the largest keys of blocks ``best`` int16 [T, ceil(L / block_size)] if L is
-    long.
+    """As ``select16``, through the largest keys of blocks ``best`` int16 [T, ceil(L / block_size)] if there
+    are more than ``top`` blocks.
 
     ``blocks`` int32 [T, Nb] are more than ``top`` best blocks of each row, if somebody has chosen them. With
     ``groups``, the records of the chosen entries.
     """
-    if keys.shape[1] > held and ceil_div(keys.shape[1], block_size) > top:
-        if blocks is None or blocks.shape[1] <= top or blocks.shape[1] * block_size > held:
-            blocks = select16(best, counts, top, block_size, warps=warps, held=held)
+    num_blocks = ceil_div(keys.shape[1], block_size)
+    if num_blocks > top:
+        own = None if blocks is None or blocks.shape[1] <= top else blocks
+        if min(num_blocks, num_blocks if own is None else own.shape[1]) <= held:
+            pool = () if groups is None else (groups.table, groups.size)
+            return select_best(keys, best, counts, top, block_size, own, False, *pool)
+        blocks = select16(best, counts, top, block_size, warps=warps, held=held)
         return _held(keys, counts, top, 1, blocks, block_size, _GATHERED, False, warps, groups)
     if groups is not None and keys.shape[1] <= held:
         return _held(keys, counts, top, 1, None, _CHUNK, _PLAIN, False, warps, groups)

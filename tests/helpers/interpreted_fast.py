@@ -120,7 +120,8 @@ def index() -> dict[str, float]:
     found = torch.where(seen, keys.int(), ABSENT)
     wrong = int((found != wanted).sum())
     chosen = select16(keys, counts, 20, warps=4)
-    other = select_entries(keys, best, counts, 12, 8, warps=4, held=64)
+    other = select_entries(keys, best, counts, 12, 8)
+    fourth = select_entries(keys, best, counts, 12, 8, warps=4, held=16)
     third = select16(keys, counts, 20, warps=4, held=32)
     wrong_choice = 0
     for row in range(rows):
@@ -130,7 +131,7 @@ def index() -> dict[str, float]:
         wrong_choice += int((expected != chosen[row]).sum()) + int((expected != third[row]).sum())
         order = torch.sort(wanted[row, :visible], descending=True, stable=True).indices[:12].sort().values
         expected = torch.cat((order, torch.full((12 - len(order),), -1)))
-        wrong_choice += int((expected != other[row]).sum())
+        wrong_choice += int((expected != other[row]).sum()) + int((expected != fourth[row]).sum())
     blocks = select16(best, counts, 4, 8, newest=True, warps=4)
     for row in range(rows):
         visible = int(counts[row])
@@ -147,12 +148,15 @@ def index() -> dict[str, float]:
     group = table.gather(1, fewer.clamp(min=0).long() // 16)
     places = torch.where(fewer < 0, -1, group * 16 + fewer % 16)
     wrong_choice += int((places != records).sum()) + int((places == elsewhere)[:2].all())
-    within, _ = scan(q, w, pool, table, counts, 32, 8, ScanTile(16, 1, 2, 4), blocks=blocks)
+    within, largest = scan(q, w, pool, table, counts, 32, 8, ScanTile(16, 1, 2, 4), blocks=blocks, best=True)
     entries = (blocks[:, :, None] * 8 + torch.arange(8)).flatten(1)
     usable = (blocks.repeat_interleave(8, 1) >= 0) & (entries < counts[:, None])
     expected = torch.where(usable, wanted.gather(1, entries.clamp(0, length - 1).long()), ABSENT)
     wrong += int((within.int() != expected).sum())
     picked = select_within(within, counts, 10, blocks, 8, warps=4)
+    some = select_within(within, counts, 3, blocks, 8, groups=PoolGroups(table, 16), best=largest)
+    few = select_within(within, counts, 3, blocks, 8, groups=PoolGroups(table, 16), warps=4)
+    wrong_choice += int((some != few).sum()) + int((some[:2] < 0).any())
     for row in range(rows):
         order = torch.sort(expected[row], descending=True, stable=True).indices
         best_ones = [int(entries[row, p]) for p in order[:10] if usable[row, p]]
