@@ -25,45 +25,51 @@ from deepinfer.kernels.gpu.launching import (
     power_of_two,
 )
 
+_CLOSE: tl.constexpr = tl.constexpr(8)
+"""Steps of a key."""
+
 
 @device
 def _search(
-    u: Block, low: Block, high: Block, few: Block, top: int, FEW: tl.constexpr
-) -> tuple[Block, Block]:
-    """The largest value that ``top`` or more of ``u`` [R, 8] reach, or a smaller one that exactly ``top`` do;
-    and the smallest tried one that less than ``top / FEW`` do, or ``few``.
+    u: Block, low: Block, high: Block, first: Block, second: Block, top: int, FEW: tl.constexpr
+) -> tuple[Block, Block, Block]:
+    """A threshold of ``u`` [R, n]: less than ``top`` lie above it, with those that equal it ``top`` or more
+    do, or all; how many lie above; and the smallest value that less than ``top / FEW`` were seen to reach.
 
-    ``top`` or more reach ``low``, or it is that of absence; less than that reach ``high``.
+    ``top`` or more reach ``low``, or it is that of absence; none reaches ``high``. ``first`` and ``second``
+    are tried first, in ascending order, above ``low``.
     """
+    over, few = low * 0, high
     while high - low > 1:
-        step = tl.maximum((high - low) // 3, 1)
-        first, second = low + step, low + 2 * step
         both = (u >= first).to(tl.int32) + ((u >= second).to(tl.int32) << 16)
         total = tl.sum(tl.sum(both, axis=1), axis=0)
         more, less = total & 0xFFFF, total >> 16
         few = tl.where(less * FEW < top, tl.minimum(few, second), few)
         few = tl.where(more * FEW < top, tl.minimum(few, first), few)
-        found = (less == top) | (more == top)
+        # no more than are wanted: all of them, as if they lay above what is just below
+        exact = (less == top) | (more == top)
+        found = tl.where(less == top, second, first)
+        over = tl.where(less >= top, over, tl.where(more >= top, less, more))
         high = tl.where(less >= top, high, tl.where(more >= top, second, first))
         low = tl.where(less >= top, second, tl.where(more >= top, first, low))
-        low = tl.where(less == top, second, tl.where(more == top, first, low))
-        high = tl.where(found, low + 1, high)
-    return low, few
+        over = tl.where(exact, top, over)
+        high, low = tl.where(exact, found, high), tl.where(exact, found - 1, low)
+        step = tl.maximum((high - low) // 3, 1)
+        first, second = low + step, low + 2 * step
+    return low, over, few
 
 
 @device
-def _places(u: Block, threshold: Block, top: int) -> tuple[Block, Block, Block]:
-    """Which of ``u`` [R, 8] are chosen, their places in the answer, and how many; ties to the first."""
+def _places(u: Block, threshold: Block, over: Block, top: int) -> tuple[Block, Block, Block]:
+    """Which of ``u`` [R, n] are chosen, their places in the answer, and how many; ties to the first."""
     above, equal = (u > threshold).to(tl.int32), ((u == threshold) & (u > -32768)).to(tl.int32)
     both = (above << 16) | equal
     own = tl.sum(both, axis=1)
-    total = tl.sum(own, axis=0)
-    wanted = top - (total >> 16)
+    wanted = top - over
     both = tl.cumsum(both, axis=1) + (tl.cumsum(own, axis=0) - own)[:, None]
     rank = both & 0xFFFF
     keep = (above > 0) | ((equal > 0) & (rank <= wanted))
-    found = (total >> 16) + tl.minimum(total & 0xFFFF, wanted)
-    return keep, (both >> 16) + tl.minimum(rank, wanted) - 1, found
+    return keep, (both >> 16) + tl.minimum(rank, wanted) - 1, tl.where(threshold > -32768, top, over)
 
 
 @kernel
@@ -110,8 +116,9 @@ def _best_kernel(
     high, low = tl.max(highest, axis=0) + 1, count * 0 - 32768
     if N // FEW == TOP and TOP == top:  # of as many groups as are wanted, each has its largest one
         low = tl.min(highest, axis=0)
-    low, few = _search(u, low, high, high, top, SIZE)
-    keep, where, found = _places(u, low, top)
+    step = tl.maximum((high - low) // 3, 1)
+    low, over, few = _search(u, low, high, low + step, low + 2 * step, top, SIZE)
+    keep, where, found = _places(u, low, over, top)
     tl.store(out + where, i, keep)
     j = tl.arange(0, TOP)
     tl.store(out + j, -1, (j >= found) & (j < top))
@@ -132,8 +139,10 @@ def _best_kernel(
     if GROUP:  # asked for while keys are on their way
         group = tl.load(table + row * width_of_table + block // (GROUP // SIZE), usable, other=0)
         named = (group * GROUP + block % (GROUP // SIZE) * SIZE)[:, None] + e
-    low, few = _search(u, low, few, few, top, 1)
-    keep, where, found = _places(u, low, top)
+    # the entries' threshold is at that of blocks or above, most often close to it
+    first = tl.minimum(low + _CLOSE, high)
+    low, over, few = _search(u, low, high, first, tl.maximum(few, first), top, 1)
+    keep, where, found = _places(u, low, over, top)
     tl.store(out + where, named, keep)
     tl.store(out + j, -1, (j >= found) & (j < top))
 

@@ -91,7 +91,7 @@ class Machine:
             name, _, rest = line.partition(" ")
             if name == "ret":
                 return
-            if name == "bra":
+            if name in ("bra", "bra.uni"):
                 if every.any() and not every.all():
                     raise NotImplementedError(f"threads part ways: {line}")
                 at = self.labels[rest.strip()] if every.any() else at

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def test_selection_is_right_on_the_machine_it_is_compiled_for_and_faults_show() -> None:
+def test_the_compiled_selection_is_right_and_faults_show() -> None:
     script = Path(strict_cases.__file__).parent / "compiled_selection.py"
     names = ["few", "same", "real", "torn", "bent"]
     done = subprocess.run([sys.executable, str(script), *names], capture_output=True, text=True, check=False)
