@@ -131,6 +131,7 @@ def _scan_kernel(
     tiles = gl.minimum(num_tiles, (length + 63) // 64 - start)
     count = gl.load(counts + row).to(gl.int32)
     if not WITHIN:
+        count = gl.minimum(count, length)
         tiles = gl.minimum(tiles, (count + 63) // 64 - start)
         if tiles <= 0:
             return

@@ -157,7 +157,7 @@ def select_best(
     compact: bool = False,
     table: torch.Tensor | None = None,
     group: int = 0,
-    warps: int = 8,
+    warps: int = 16,
 ) -> torch.Tensor:
     """The ``top`` best entries, or their records, int32 [T, top], ascending, then -1.
 
