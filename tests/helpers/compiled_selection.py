@@ -15,7 +15,7 @@ import torch
 from compile_only import compile_only
 from ptx_machine import Machine, Memory
 
-NUM_BLOCKS, TOP, WARPS, GROUP = 2048, 512, 8, 128
+NUM_BLOCKS, TOP, WARPS, GROUP = 2048, 512, 16, 128
 SPOILED = {"torn": ("bar.sync", "griddepcontrol"), "bent": (", 16, 0, -1", ", 0, 0, -1")}
 TEXT: list[str] = []
 

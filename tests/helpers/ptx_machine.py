@@ -207,6 +207,7 @@ class Machine:
             "add": lambda: v[0] + v[1],
             "sub": lambda: v[0] - v[1],
             "neg": lambda: -v[0],
+            "not": lambda: v[0] == 0 if last == "pred" else ~v[0],
             "min": lambda: np.minimum(v[0], v[1]),
             "max": lambda: np.maximum(v[0], v[1]),
             "shl": lambda: v[0] << v[1],
