@@ -102,8 +102,18 @@ def codes_at(place: Block) -> tuple[Block, Block, Block, Block]:
 @warp_device
 def store_powers(words: Block, powers: Block) -> None:
     """Powers of two of four e8m0 bytes, int32 ``words`` [units, 8], as bfloat16: two words an entry."""
-    low = ((words << 7) & 0x7F80) | ((words << 15) & 0x7F800000)
-    high = ((words >> 9) & 0x7F80) | ((words >> 1) & 0x7F800000)
+    low, high = gl.inline_asm_elementwise(
+        """{
+        .reg .b32 a;
+        prmt.b32 a, $2, 0, 0x4140; shl.b32 $0, a, 7;
+        prmt.b32 a, $2, 0, 0x4342; shl.b32 $1, a, 7;
+        }""",
+        "=r,=r,r",
+        [words],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
     both = gl.join(low, high).reshape([UNITS * UNIT, 2])
     powers._reinterpret(gl.int32, [UNITS * UNIT, 2], PLAIN).store(both)
 
