@@ -19,6 +19,16 @@ _LIFT: gl.constexpr = gl.constexpr(2.0**32)
 SCORES: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 VALUES: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 128, 16]))
 LINES: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0]))
+_WRITTEN: gl.constexpr = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]],
+        [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0], [0, 128]],
+        [],
+        [64, 256],
+    )
+)
+"""Sixteen bytes of a row a thread, of values that the same warp has in ``VALUES``."""
 _VALUES_OF: gl.constexpr = gl.constexpr(64 * 256)
 WARPS: gl.constexpr = gl.constexpr(8)
 """Of the group that adds values."""
@@ -160,13 +170,13 @@ def leave_values(theirs: Block, done: Block, ends: Block, place: Block) -> None:
 
 
 @warp_device
-def finish(mine: Block, sums: Block, ends: Block, place: Block, page: Block) -> None:
+def finish(mine: Block, sums: Block, ends: Block, place: Block) -> None:
     """Finish half of the channels with what the other program has of them.
 
     Both programs run this at the same time and wait for each other, so both have to be there: they are
     neighbours in the order in which a launch begins its programs, so at most one of all that run can lack its
     partner, and the others end and make room. Every sum has two terms, or two and then the sink, so it does
-    not matter whose come first. ``page`` bfloat16 [64, 256] in shared memory is scratch.
+    not matter whose come first.
     """
     _, sink, out, partials, states, num_heads = ends
     row, head, split = place
@@ -174,7 +184,7 @@ def finish(mine: Block, sums: Block, ends: Block, place: Block, page: Block) -> 
     h = gl.arange(0, 64, layout=gl.SliceLayout(1, VALUES))
     total = sums.index(2).load(gl.SliceLayout(1, VALUES))
     largest = sums.index(3).load(gl.SliceLayout(1, VALUES))
-    raw = gl.load(sink + head + h, mask=head + h < num_heads, other=0.0) * _LOG2_E
+    raw = gl.load(sink + head + h, mask=head + h < num_heads, other=0.0)
     left = partials + number * PARTIAL
     _await(states + number * WARPS)
     theirs = gl.load(left + _places(_lines(mine)), cache_modifier=".cg")
@@ -183,14 +193,13 @@ def finish(mine: Block, sums: Block, ends: Block, place: Block, page: Block) -> 
     other_largest = gl.load(left + _VALUES_OF + 64 + h, cache_modifier=".cg")
     top = gl.maximum(largest, other_largest)
     own, other = gl.exp2(largest - top), gl.exp2(other_largest - top)
-    den = total * own + other_total * other + gl.exp2(raw - top)
+    den = total * own + other_total * other + gl.exp2(raw * _LOG2_E - top)
     share = gl.where(top > LOWEST, _LIFT / den, 0.0)
     own, other = (own * share)[:, None], (other * share)[:, None]
-    page.store((mine * own + theirs * other).to(gl.bfloat16))
-    gl.thread_barrier()
-    value = page.load(LINES).reshape([64, 32, 4, 2]).permute([0, 1, 3, 2]).reshape([64, 256])
-    h = gl.arange(0, 64, layout=gl.SliceLayout(1, LINES))
-    c = gl.arange(0, _HALF, layout=gl.SliceLayout(0, LINES))
+    value = gl.convert_layout((mine * own + theirs * other).to(gl.bfloat16), _WRITTEN)
+    value = value.reshape([64, 32, 4, 2]).permute([0, 1, 3, 2]).reshape([64, 256])
+    h = gl.arange(0, 64, layout=gl.SliceLayout(1, _WRITTEN))
+    c = gl.arange(0, _HALF, layout=gl.SliceLayout(0, _WRITTEN))
     line = out + ((row * num_heads + head) * CHANNELS + split * _HALF)
     at = line + (h * CHANNELS)[:, None] + c[None, :]
-    gl.store(at, gl.convert_layout(value, LINES), mask=(h < num_heads - head)[:, None])
+    gl.store(at, gl.convert_layout(value, _WRITTEN), mask=(h < num_heads - head)[:, None])
