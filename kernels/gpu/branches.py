@@ -84,9 +84,9 @@ class Branches:
 
     def start(self, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
         """See ``Ops.beside``: beside in a recording of few rows, else at once."""
-        free = [lane for lane in self._lanes if lane.is_free]
-        is_wanted = num_rows <= self.most_rows and free
-        if not (is_wanted and torch.cuda.is_current_stream_capturing()):
+        is_branched = self._lanes and num_rows <= self.most_rows and torch.cuda.is_current_stream_capturing()
+        free = [lane for lane in self._lanes if lane.is_free] if is_branched else []
+        if not free:
             result = work()
             return lambda: result
         lane, outer, beside = free[0], self.lane, self._within
