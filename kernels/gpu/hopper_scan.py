@@ -124,7 +124,6 @@ def _scan_kernel(
     WHOLE: gl.constexpr,
 ) -> None:
     """``num_tiles`` of a row of ``length``. WITHIN: of the entries of ``blocks``. WHOLE: of whole blocks."""
-    next_may_begin()
     after_launches_before()
     row = gl.program_id(1).to(gl.int64)
     start = gl.program_id(0) * num_tiles
@@ -180,6 +179,7 @@ def _scan_kernel(
         gl.thread_barrier()
         _score_tile(odds.index(turn), evens.index(turn), data, tables, weight, 2 * pair + 1, tiles, LAYOUT)
 
+    next_may_begin()  # not before: what follows would pile up where there is room first
     halves = scores._reinterpret(gl.float32, [TILES, 128], PLAIN).load(LAST).reshape([UNITS, 8, 2])
     one, other = gl.split(halves)
     key = ordered(one + other)
