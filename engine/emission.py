@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from deepinfer.engine.api import FinishReason, TokenRecord
 from deepinfer.engine.sampler import Sampled
@@ -12,9 +12,8 @@ from deepinfer.engine.step_run import Answer
 from deepinfer.engine.stopping import finish_reason
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How far an answer goes.
+class Ending(NamedTuple):
+    """How far an answer goes; a tuple, as answers are.
 
     Attributes:
         num_tokens: tokens of it that are given out.

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.sequence import Sequence
@@ -43,9 +44,8 @@ class Limits:
     max_sequences: int
 
 
-@dataclass(frozen=True)
-class Share:
-    """What a sequence gets of a step.
+class Share(NamedTuple):
+    """What a sequence gets of a step; a tuple, which is made in a third of the time of a frozen dataclass.
 
     Attributes:
         sequence: the sequence.

@@ -6,8 +6,9 @@ Everything here may run while the scheduler plans the step after it, so it reads
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,9 +32,8 @@ from deepinfer.engine.torch_threads import torch_threads_of
 from deepinfer.engine.transfer import fetched, moved
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a step found for one sequence.
+class Answer(NamedTuple):
+    """What a step found for one sequence; a tuple, since steps of many sequences wait for the host.
 
     Attributes:
         share: the sequence and its rows.
@@ -236,5 +236,5 @@ def with_drafts(drafter: Drafter, answers: list[Answer], caches: Caches, num_dra
     if points:
         found = drafter.propose(points, caches, num_drafts)
         for number, drafts in zip(drafted, found, strict=True):
-            answers[number] = replace(answers[number], drafts=drafts)
+            answers[number] = answers[number]._replace(drafts=drafts)
     return answers

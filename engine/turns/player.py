@@ -54,10 +54,12 @@ class TurnPlayer:
 
     def can_play(self, shares: Items[Share]) -> bool:
         """Whether all decode, few enough, and none adds a bias to its logits."""
-        num_rows = sum(1 + share.num_drafts for share in shares)
-        return num_rows <= MAX_ROWS and all(
-            share.is_decoding and not share.sequence.request.params.logit_bias for share in shares
-        )
+        num_rows = 0
+        for share in shares:  # asked twice a step: without a call for each
+            if not share.is_complete or share.num_rows != 1 or share.sequence.request.params.logit_bias:
+                return False
+            num_rows += 1 + share.num_drafts
+        return num_rows <= MAX_ROWS
 
     def can_follow(self, shares: Items[Share], drafting: Drafting) -> bool:
         """Whether they can be a turn that is launched before the turn ahead of it has landed."""
