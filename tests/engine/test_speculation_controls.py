@@ -92,7 +92,7 @@ def emitted_late(patch: pytest.MonkeyPatch) -> None:
     def deaf(answer: step_run.Answer, eos: int, longest: int) -> Ending:
         end = sound(answer, eos, longest)
         more = len(answer.token_ids) - end.num_tokens
-        return replace(end, num_tokens=end.num_tokens + more, num_computed=end.num_computed + more)
+        return end._replace(num_tokens=end.num_tokens + more, num_computed=end.num_computed + more)
 
     patch.setattr(core_module, "ending", deaf)
 
