@@ -87,7 +87,7 @@ class Subject:
 
 
 def held_speed(
-    config: EngineConfig, seconds: float, batches: Sequence[int] = BATCHES, rounds: int = 21, steps: int = 80
+    config: EngineConfig, seconds: float, batches: Sequence[int] = BATCHES, rounds: int = 9, steps: int = 80
 ) -> dict[str, Any]:
     """Tokens a second of every policy, medians of alternating stretches; ``seconds`` bound them."""
     base = LLM(None, replace(config, prefix_caching=False, max_batch_tokens=8192))
