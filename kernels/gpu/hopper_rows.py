@@ -184,7 +184,7 @@ def finish(mine: Block, sums: Block, ends: Block, place: Block) -> None:
     h = gl.arange(0, 64, layout=gl.SliceLayout(1, VALUES))
     total = sums.index(2).load(gl.SliceLayout(1, VALUES))
     largest = sums.index(3).load(gl.SliceLayout(1, VALUES))
-    raw = gl.load(sink + head + h, mask=head + h < num_heads, other=0.0)
+    raw = gl.load(sink + head + h, mask=head + h < num_heads, other=0.0) * _LOG2_E
     left = partials + number * PARTIAL
     _await(states + number * WARPS)
     theirs = gl.load(left + _places(_lines(mine)), cache_modifier=".cg")
@@ -193,7 +193,7 @@ def finish(mine: Block, sums: Block, ends: Block, place: Block) -> None:
     other_largest = gl.load(left + _VALUES_OF + 64 + h, cache_modifier=".cg")
     top = gl.maximum(largest, other_largest)
     own, other = gl.exp2(largest - top), gl.exp2(other_largest - top)
-    den = total * own + other_total * other + gl.exp2(raw * _LOG2_E - top)
+    den = total * own + other_total * other + gl.exp2(raw - top)
     share = gl.where(top > LOWEST, _LIFT / den, 0.0)
     own, other = (own * share)[:, None], (other * share)[:, None]
     value = gl.convert_layout((mine * own + theirs * other).to(gl.bfloat16), _WRITTEN)

@@ -120,9 +120,11 @@ def score(ends: Block, place: Block, shared: Block, scale: Block, NUM_TILES: gl.
     for tile in range(NUM_TILES + hidden(ends[5] * 0)):
         half, base = hidden(tile * 0), hidden(tile % 2 * 2)
         mbarrier.wait(full.index(tile % 2 * 2), tile // 2 & 1)
+        # read before the matrix unit keeps shared memory busy: the second wait, which is none, keeps it there
+        lowest = gl.min(slots.index(tile % 2).load(gl.SliceLayout(0, SCORES)), axis=0)
+        mbarrier.wait(full.index(tile % 2 * 2), tile // 2 & 1)
         own = halves.index(base).permute((1, 0))
         s = warpgroup_mma(queries.index(half), own, zero, use_acc=False, is_async=True)
-        lowest = gl.min(slots.index(tile % 2).load(gl.SliceLayout(0, SCORES)), axis=0)
         mbarrier.wait(full.index(tile % 2 * 2 + 1), tile // 2 & 1)
         other = halves.index(base + 1).permute((1, 0))
         s = warpgroup_mma(queries.index(half + 1), other, s, is_async=True)
