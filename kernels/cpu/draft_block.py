@@ -1,10 +1,11 @@
-"""Drafting from anchors to tokens in one call of compiled code.
+"""Drafting from anchors to tokens on arrays that stay numpy, with few calls of compiled code.
 
 At batch 1 a block is two rows, and a hand-over between Python and compiled code costs as much as a third of a
 layer of it. Nothing here computes: the kernels of ``draft_rows``, ``window_layers`` and ``draft_decode`` are
-called one after the other.
+called one after the other. Layers are called from Python: one kernel around everything would compile them
+twice, 40 s more at first use.
 
-Legend: A blocks of B rows, S residual streams, D model width, W window, V vocabulary.
+Legend: A blocks of B rows, L layers, D model width, W window, C latent width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from deepinfer.kernels.cpu.pointwise import sigmoid_kernel
 from deepinfer.kernels.cpu.record_kernels import Place as Pool
 from deepinfer.kernels.cpu.record_kernels import load_place, store_place
 from deepinfer.kernels.cpu.records import BoundRecords, refuse_outside
-from deepinfer.kernels.cpu.window_layer import Latent, Layer, Table, contexts_kernel, window_layer_kernel
+from deepinfer.kernels.cpu.window_layer import Latent, Table, contexts_kernel, window_layer_kernel
 from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, WindowLayer
 from deepinfer.kernels.operands import Rotary
 
@@ -42,15 +43,41 @@ Head = tuple[Float32, np.float32, Place, Float32, Place, Place]
 
 
 @kernel
-def block_kernel(
+def begin_kernel(
     anchors: tuple[Int64, Int64, Int64, Int64],
     embedding: Float32,
-    numbers: tuple[int, int, int, int],
-    angles: tuple[Float32, Float32],
-    layers: tuple[Layer, ...],
+    numbers: tuple[int, int],
     pools: tuple[Pool, ...],
+    rows: tuple[Float32, Float32, Int64, Int64, Int64, Int64],
+    contexts: Float32,
+    low: int,
+    high: int,
+) -> int:
+    """``rows_kernel`` of blocks ``low .. high`` and what they see; how many context records do not exist.
+
+    ``anchors`` are golden tokens, positions, slots and first contexts, ``numbers`` the noise token and the
+    positions of a ring. ``rows`` and ``contexts`` [L, n * W, C] are filled, for n blocks.
+    """
+    golden, positions, slots, lows = anchors
+    streams, pre, at, records, places, own = rows
+    rows_kernel(
+        golden[low:high], positions[low:high], slots[low:high], lows[low:high],
+        embedding, numbers[0], numbers[1], streams, pre, at, records, places, own,
+    )  # fmt: skip
+    num_outside = 0
+    for stage in range(len(pools)):
+        loaded, outside = load_place(pools[stage], records)
+        contexts[stage] = loaded
+        num_outside += outside
+    return num_outside
+
+
+@kernel
+def end_kernel(
+    streams: Float32,
+    pre: Float32,
     head: Head,
-    flags: tuple[bool, bool],
+    bf16: bool,
     hidden: Float32,
     base: Float32,
     tokens: Int64,
@@ -59,52 +86,24 @@ def block_kernel(
     confidences: Float32,
     low: int,
     high: int,
-) -> int:
-    """Blocks ``low .. high``, as many at once as experts take rows; how many context records do not exist.
+) -> None:
+    """From streams of blocks ``low .. high`` to their tokens.
 
-    ``anchors`` are golden tokens, positions, slots and first contexts, ``numbers`` the noise token, positions
-    of a ring, W and S. The last six are results: [A, B, D], twice [A, B, V], [A, 1 + B] with its first column
-    given, twice [A, B].
+    The six results are [A, B, D], twice [A, B, V], [A, 1 + B] with its first column given, twice [A, B].
     """
-    golden, positions, slots, lows = anchors
-    noise_token_id, ring, window, num_streams = numbers
     gain, eps, place, embed, markov, confidence = head
-    size, width, vocabulary = hidden.shape[1], hidden.shape[2], base.shape[2]
-    step, num_outside = ROWS_PER_TASK // size, 0
-    for first in range(low, high, step):
-        last = min(first + step, high)
-        num_blocks, num_rows = last - first, (last - first) * size
-        streams = np.empty((num_rows, num_streams, width), np.float32)
-        pre, at = np.empty((num_rows, num_streams), np.float32), np.empty(num_rows, np.int64)
-        records, places = np.empty(num_blocks * window, np.int64), np.empty((num_rows, window), np.int64)
-        own = np.empty((num_rows, size), np.int64)
-        rows_kernel(
-            golden[first:last], positions[first:last], slots[first:last], lows[first:last],
-            embedding, noise_token_id, ring, streams, pre, at, records, places, own,
-        )  # fmt: skip
-        for stage in range(len(layers)):
-            context, outside = load_place(pools[stage], records)
-            num_outside += outside
-            attn_site, attention, num_heads, ffn_site, moe = layers[stage]
-            after, following = np.empty_like(streams), np.empty_like(pre)
-            window_layer_kernel(
-                streams, pre, attn_site, attention, num_heads, ffn_site, moe, (angles[0], angles[1], at),
-                context, places, own, flags[0], flags[1], after, following, 0, num_rows,
-            )  # fmt: skip
-            streams, pre = after, following
-        states = hidden[first:last].reshape(num_rows, width)
-        normed = np.empty_like(states)
-        collapse_kernel(streams, pre, states, flags[1], 0, num_rows)
-        rms_norm_kernel(states, gain, eps, normed, flags[1], 0, num_rows)
-        products = base[first:last].reshape(num_rows, vocabulary)
-        linear_kernel(normed, place, products, vocabulary, False, 0, num_rows)
-        markov_kernel(
-            base[first:last], hidden[first:last], embed, markov, confidence,
-            tokens[first:last], logits[first:last], scores[first:last],
-        )  # fmt: skip
-        flat = confidences[first:last].reshape(-1)
-        sigmoid_kernel(scores[first:last].reshape(-1), flat, 0, num_rows)
-    return num_outside
+    num_rows, width, vocabulary = streams.shape[0], hidden.shape[2], base.shape[2]
+    states = hidden[low:high].reshape(num_rows, width)
+    normed = np.empty_like(states)
+    collapse_kernel(streams, pre, states, bf16, 0, num_rows)
+    rms_norm_kernel(states, gain, eps, normed, bf16, 0, num_rows)
+    products = base[low:high].reshape(num_rows, vocabulary)
+    linear_kernel(normed, place, products, vocabulary, False, 0, num_rows)
+    markov_kernel(
+        base[low:high], hidden[low:high], embed, markov, confidence,
+        tokens[low:high], logits[low:high], scores[low:high],
+    )  # fmt: skip
+    sigmoid_kernel(scores[low:high].reshape(-1), confidences[low:high].reshape(-1), 0, num_rows)
 
 
 @kernel
@@ -157,18 +156,32 @@ class DraftBlocks(DraftChains):
         tokens, first = np.empty((count, 1 + size), np.int64), golden.numpy()
         tokens[:, 0] = first
         anchors = first, positions.numpy(), slots.numpy(), low.numpy()
-        numbers = shape.noise_token_id, ring, shape.window, shape.num_streams
-        angles = rotary.cos.numpy(), rotary.sin.numpy()
-        bound, seen = tuple(self.layers[layer] for layer in layers), tuple(pool.place for pool in pools)
-        ends = _head_of(head)
+        numbers, window = (shape.noise_token_id, ring), shape.window
+        bound, seen = [self.layers[layer] for layer in layers], tuple(pool.place for pool in pools)
+        ends, cos, sin = _head_of(head), rotary.cos.numpy(), rotary.sin.numpy()
         flags, table = (self.round_caches, self.bf16), embedding.numpy()
         found = hidden, base, tokens, logits, scores, confidences
-        outside: list[int] = []
+        step, outside = ROWS_PER_TASK // size, list[int]()
 
         def part(low: int, high: int) -> None:
-            outside.append(
-                block_kernel(anchors, table, numbers, angles, bound, seen, ends, flags, *found, low, high)
-            )
+            """Some blocks go through everything alone, as many at once as experts take rows."""
+            for first in range(low, high, step):
+                last = min(first + step, high)
+                blocks, num_rows = last - first, (last - first) * size
+                x = np.empty((num_rows, shape.num_streams, width), np.float32)
+                pre, at = np.empty(x.shape[:2], np.float32), np.empty(num_rows, np.int64)
+                records, places = np.empty(blocks * window, np.int64), np.empty((num_rows, window), np.int64)
+                own = np.empty((num_rows, size), np.int64)
+                contexts = np.empty((len(pools), len(records), pools[0].width), np.float32)
+                rows = x, pre, at, records, places, own
+                outside.append(begin_kernel(anchors, table, numbers, seen, rows, contexts, first, last))
+                for layer, context in zip(bound, contexts, strict=True):
+                    out = np.empty_like(x), np.empty_like(pre)
+                    window_layer_kernel(
+                        x, pre, *layer, (cos, sin, at), context, places, own, *flags, *out, 0, num_rows
+                    )
+                    x, pre = out
+                end_kernel(x, pre, ends, self.bf16, *found, first, last)
 
         self.workers.run(count, 1, part, item_cost=size * (self.cost_of(layers) + weight.panels.size))
         refuse_outside("draft_block", sum(outside), pools[0].layout)
