@@ -45,8 +45,8 @@ class SpeculationBench:
         policies: ``Speculation`` as text; the first one's statistics are reported.
         prompt_tokens, new_tokens: of every request.
         temperature: of every request; 0 is greedy.
-        rounds: times that every variant runs, in turns; the fastest one counts, since whatever else the
-            machine does can only add seconds. What comes of drafts is counted over all of them.
+        rounds: times that every variant runs, in turns, back and forth; the fastest one counts, since
+            whatever else the machine does can only add seconds. What comes of drafts is counted over all.
     """
 
     workloads: tuple[str, ...] = ("prose", "technical", "code", "longctx", "unicode")
@@ -55,7 +55,7 @@ class SpeculationBench:
     prompt_tokens: int = 64
     new_tokens: int = 64
     temperature: float = 0.0
-    rounds: int = 3
+    rounds: int = 5
 
 
 @dataclass
@@ -164,7 +164,10 @@ def _run(
     for subject in variants.values():
         for _ in range(_UNTIMED if subject.config.device is Device.CUDA else 0):
             answers(subject, requests)
-    rounds = [{name: answers(llm, requests) for name, llm in variants.items()} for _ in range(bench.rounds)]
+    rounds: list[dict[str, Answers]] = []
+    for number in range(bench.rounds):
+        order = list(variants) if number % 2 == 0 else list(reversed(variants))
+        rounds.append({name: answers(variants[name], requests) for name in order})
     for name in variants:
         fastest = min((found[name] for found in rounds), key=lambda said: said.seconds)
         for group in sums:
