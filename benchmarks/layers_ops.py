@@ -15,18 +15,22 @@ from layers_common import DEVICE, Report
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps
 from deepinfer.kernels.gpu.fast_linear import FastLinear, linear
 from deepinfer.kernels.gpu.gemm import Workspace
+from deepinfer.kernels.operands import SiteWeights
 
 ROWS = 2100
 PARTS = ((0, 1), (3, 19), (4, 21), (5, 69), (6, 71), (7, 519), (8, 521), (9, 2058))
 WIDTHS = ((1280, 5120), (512, 5120), (2304, 5120))
+GROUPS, GROUP_OUT, GROUP_IN = 8, 1024, 4096
+"""The first product behind attention."""
 
 
-def _launch(outputs: int, inputs: int, exact: bool, num_rows: int) -> None:
+def _launch(outputs: int, inputs: int, exact: bool, num_rows: int, groups: int = 1) -> None:
     place = torch.device("cpu")
-    parts = torch.empty(1, outputs if exact else 3 * outputs, inputs, dtype=torch.bfloat16)
+    parts = torch.empty(groups, outputs if exact else 3 * outputs, inputs, dtype=torch.bfloat16)
+    weight = FastLinear(parts, 1 if exact else 3, inputs)
     for bf16 in (False, True):
         workspace = Workspace.on(place, 1 << 22, 1 << 14)
-        linear(torch.empty(num_rows, inputs), FastLinear(parts, 1 if exact else 3, inputs), workspace, bf16)
+        linear(torch.empty(num_rows, groups * inputs), weight, workspace, bf16)
 
 
 def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -36,6 +40,7 @@ def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
             yield _launch, (outputs, inputs, True, num_rows)
     for num_rows in (1, 17, 65, 513, 2100):
         yield _launch, (24, 20480, False, num_rows)
+        yield _launch, (GROUP_OUT, GROUP_IN, True, num_rows, GROUPS)
 
 
 def _unequal(call: Callable[[slice], tuple[torch.Tensor, ...]], parts: Any = PARTS) -> int:
@@ -67,6 +72,34 @@ def run(report: Report) -> None:
     for outputs, inputs in WIDTHS:
         report.attempt(f"ops linear {outputs}x{inputs}", lambda o=outputs, i=inputs: product(o, i, True))
     report.attempt("ops linear 24x20480, three parts", lambda: product(24, 20480, False))
+
+    def groups() -> dict[str, float]:
+        weight = _values(GROUPS, GROUP_OUT, GROUP_IN)
+        packed, x = ops.pack_linear(weight), _values(ROWS, GROUPS * GROUP_IN)
+        wanted = torch.einsum("tgk,gnk->tgn", x[:8].view(8, GROUPS, GROUP_IN).double(), weight.double())
+        error = reference.relative(ops.linear_fp32(x[:8], packed), wanted.flatten(1))
+        return {"error": error, "unequal": _unequal(lambda rows: (ops.linear(x[rows], packed),))}
+
+    report.attempt(f"ops linear {GROUPS}x{GROUP_OUT}x{GROUP_IN}, groups", groups)
+
+    def site() -> dict[str, float]:
+        streams, pre, gain = _values(ROWS, 4, 5120), torch.rand(ROWS, 4, device=DEVICE), _values(5120)
+        fn, base = (
+            ops.pack_linear(torch.randn(24, 20480, device=DEVICE) / 150),
+            torch.randn(24, device=DEVICE),
+        )
+        scale = torch.randn(3, device=DEVICE)
+        weights = SiteWeights(fn, base, scale, gain, iterations=20, hc_eps=1e-6, rms_eps=1e-20)
+        collapsed = (streams[:8].double() * pre[:8, :, None].double()).sum(1)
+        wanted = collapsed * collapsed.square().mean(1, keepdim=True).rsqrt() * gain.double()
+
+        def parts(rows: slice) -> tuple[torch.Tensor, ...]:
+            found = ops.site_input(streams[rows], pre[rows], weights)
+            return found.x, found.pre, found.post, found.comb
+
+        return {"error": reference.relative(parts(slice(0, 8))[0], wanted), "unequal": _unequal(parts)}
+
+    report.attempt("ops site 4x5120: input and mixes", site)
 
     def sums() -> dict[str, int]:
         x, gain, eps = _values(ROWS, 5120), torch.randn(5120, device=DEVICE), 1e-20
