@@ -13,7 +13,7 @@ $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "deepinfer needs Python 3.11 or newer: run make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".[dev]"
 	mkdir -p .links && ln -sfn .. .links/deepinfer
 	touch $@
 
@@ -21,7 +21,7 @@ verify: setup
 	$(BIN)/deepinfer verify
 
 test: lint type
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: setup
 	$(BIN)/pytest -m slow

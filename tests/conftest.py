@@ -15,12 +15,22 @@ ROOT = Path(deepinfer.__file__).parent
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("deterministic")
 
+# Of two processes of tests, the first compiles kernels while the second has tests that need none, and then
+# finds them compiled; what takes long comes early, so that neither waits for the other in the end.
+_FIRST = ("engine/test_generation.py", "baselines/", "verify/", "engine/", "kernels/", "eval/")
+
 
 def pytest_report_header() -> str:
     return f"deepinfer {deepinfer.__version__} from {ROOT}"
 
 
+def _place(item: pytest.Item) -> int:
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    return next((place for place, name in enumerate(_FIRST) if file.startswith(name)), len(_FIRST))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needs_gpu:
         return

@@ -1,7 +1,8 @@
 """Scripts that run beside the suite: Triton's interpreter takes minutes that another core can spend.
 
 A test module names its scripts in a list ``BESIDE``; they start, one after another, when the tests are
-collected, and ``answer`` waits for what one of them prints.
+collected, and ``answer`` waits for what one of them prints. Where the tests themselves run in several
+processes no core is free, and each of them would start all scripts: there one begins when it is asked for.
 """
 
 from __future__ import annotations
@@ -31,18 +32,23 @@ class Beside:
     """One queue of scripts.
 
     Args:
-        scripts: file names in this folder, in the order they run; each prints JSON.
+        scripts: file names in this folder that start now, in the order they run; each prints JSON.
     """
 
     def __init__(self, scripts: Iterable[str]) -> None:
         self._pool = ThreadPoolExecutor(1)
-        self._done: dict[str, Future[Done]] = {
-            script: self._pool.submit(_run, script) for script in dict.fromkeys(scripts)
-        }
+        self._done: dict[str, Future[Done]] = {}
+        for script in scripts:
+            self._start(script)
+
+    def _start(self, script: str) -> Future[Done]:
+        if script not in self._done:
+            self._done[script] = self._pool.submit(_run, script)
+        return self._done[script]
 
     def answer(self, script: str) -> Any:
         """What a script printed; waits for it."""
-        done = self._done[script].result()
+        done = self._start(script).result()
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

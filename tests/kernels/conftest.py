@@ -18,10 +18,11 @@ BESIDE = pytest.StashKey[Beside]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the scripts of the modules that were selected."""
+    """Start the scripts of the modules that were selected, unless other processes run tests as well."""
     items = [item for item in session.items if isinstance(item, pytest.Function)]
     if find_spec("triton") is not None and not session.config.option.collectonly:
-        scripts = [script for item in items for script in getattr(item.module, "BESIDE", ())]
+        is_alone = not hasattr(session.config, "workerinput")
+        scripts = [script for item in items for script in getattr(item.module, "BESIDE", ()) if is_alone]
         session.config.stash[BESIDE] = Beside(scripts)
 
 
