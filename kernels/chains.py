@@ -38,7 +38,7 @@ def beside(ops: Ops, work: Callable[[], T], num_rows: int) -> Callable[[], T]:
 def site_input(ops: Ops, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
     """Mixes of a site from ``streams`` [T, S, D]; collapse with the previous site's ``pre`` [T, S]; norm."""
     mixes = ops.hc_mix(streams, site.fn, site.base, site.scale, site.iterations, site.hc_eps, site.rms_eps)
-    return SiteInput(*mixes, ops.rms_norm(ops.hc_collapse(streams, pre), site.gain, site.rms_eps))
+    return SiteInput(ops.rms_norm(ops.hc_collapse(streams, pre), site.gain, site.rms_eps), lambda: mixes)
 
 
 def low_rank_query(

@@ -6,13 +6,18 @@ groups of records (cache blocks) of a sequence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 PackedWeight = Any
 """Opaque weight of a kernel set, made by its own ``pack_*`` methods."""
+
+Mixes = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""``pre``, ``post`` and ``comb`` of a site."""
 
 BoundRecords = Any
 """Opaque buffers of cache records, made by a kernel set's own ``bind_records``."""
@@ -102,16 +107,31 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class SiteInput:
-    """What a site computes before its sublayer.
+    """What a site computes before its sublayer, and the mixes of its streams, which are of use behind it.
 
     Attributes:
-        pre: float32 [T, S], collapse weights of the NEXT site.
-        post: float32 [T, S].
-        comb: float32 [T, S, S], input stream by output stream.
         x: float32 [T, D], the normalised input of the sublayer.
+        wait: gives the mixes, called when one of them is first asked for: they may be in the making.
     """
 
-    pre: torch.Tensor
-    post: torch.Tensor
-    comb: torch.Tensor
     x: torch.Tensor
+    wait: Callable[[], Mixes]
+
+    @cached_property
+    def _mixes(self) -> Mixes:
+        return self.wait()
+
+    @property
+    def pre(self) -> torch.Tensor:
+        """Float32 [T, S], collapse weights of the NEXT site."""
+        return self._mixes[0]
+
+    @property
+    def post(self) -> torch.Tensor:
+        """Float32 [T, S], the share of the sublayer's output."""
+        return self._mixes[1]
+
+    @property
+    def comb(self) -> torch.Tensor:
+        """Float32 [T, S, S], input stream by output stream."""
+        return self._mixes[2]

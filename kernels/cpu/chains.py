@@ -75,7 +75,8 @@ def site_input(
         rms_norm_kernel(collapsed, gain, rms_eps, x, bf16, low, high)
 
     _in_blocks(num_rows, block, fn.panels.size + 60_000, workers)
-    return SiteInput(*(torch.from_numpy(part) for part in (next_pre, post, comb, x)))
+    mixes = torch.from_numpy(next_pre), torch.from_numpy(post), torch.from_numpy(comb)
+    return SiteInput(torch.from_numpy(x), lambda: mixes)
 
 
 def low_rank_query(

@@ -35,7 +35,6 @@ from deepinfer.kernels.gpu import linear as linears
 from deepinfer.kernels.gpu.branches import Branches
 from deepinfer.kernels.gpu.experts import PackedExperts
 from deepinfer.kernels.gpu.experts import moe as run_experts
-from deepinfer.kernels.gpu.late_site import LateSiteInput
 from deepinfer.kernels.gpu.linear import PackedLinear
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.turn_ops import TurnKernels
@@ -134,7 +133,7 @@ class GpuOps(TurnKernels, Chains, RecordChains):
         """See ``Ops``; the mixes are of use behind the sublayer, so they are made beside it."""
         given = (site.fn, site.base, site.scale, site.iterations, site.hc_eps, site.rms_eps)
         mixes = self.beside(lambda: self.hc_mix(streams, *given), len(streams))
-        return LateSiteInput(self._site_row(streams, pre, site), mixes)
+        return SiteInput(self._site_row(streams, pre, site), mixes)
 
     def _site_row(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> torch.Tensor:
         """The input of the sublayer."""
