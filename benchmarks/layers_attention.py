@@ -13,7 +13,8 @@ from layers_common import DEVICE, Report, against, timed
 from deepinfer.kernels.gpu.index_scan import ABSENT, ScanTile, scan
 from deepinfer.kernels.gpu.packed_attention import AttentionTile, attend
 from deepinfer.kernels.gpu.records import BoundRecords, bind_records, load_records
-from deepinfer.kernels.gpu.select16 import select16, select_entries, select_within
+from deepinfer.kernels.gpu.select16 import select_within
+from deepinfer.kernels.gpu.select_blocks import best_blocks
 
 HEADS, WIDTH, WINDOW, TOP = 64, 512, 128, 512
 INDEX_HEADS, INDEX_WIDTH, BLOCK, BLOCKS = 32, 128, 8, 2048
@@ -75,18 +76,17 @@ def _launch(kind: str, tile: Any) -> None:
     if kind == "attend":
         attend(q, caches.window, *_pair(caches, rows), torch.zeros(HEADS), tile)
     elif kind == "scan":
-        for best in (False, True):
-            scan(iq, w, caches.index, caches.table, counts, CONTEXT, BLOCK, tile, best=best)
+        for keys in (False, True):
+            scan(iq, w, caches.index, caches.table, counts, CONTEXT, BLOCK, tile, keys=keys, best=True)
     elif kind == "within":
         blocks = torch.zeros(rows, BLOCKS, dtype=torch.int32)
         scan(iq, w, caches.index, caches.table, counts, BLOCKS * BLOCK, BLOCK, tile, blocks)
     else:
         blocks = torch.zeros(rows, BLOCKS, dtype=torch.int32)
-        keys = torch.empty(rows, CONTEXT, dtype=torch.int16)
         best = torch.empty(rows, CONTEXT // BLOCK, dtype=torch.int16)
-        select_entries(keys, best, counts, TOP, BLOCK, warps=tile)
-        select16(best, counts, BLOCKS, BLOCK, newest=True, warps=tile)
-        select_within(best, counts, TOP, blocks, BLOCK, warps=tile)
+        best_blocks(best, counts, BLOCK, BLOCKS, TOP, warps=tile)
+        for chosen in (blocks, blocks[:, :TOP].contiguous()):
+            select_within(best, counts, TOP, chosen, BLOCK, warps=tile)
 
 
 def _pair(caches: Caches, rows: int) -> tuple[torch.Tensor, BoundRecords, torch.Tensor]:
@@ -153,6 +153,7 @@ def _index(report: Report, caches: Caches) -> None:
     _, iq, w = _queries(rows, DEVICE)
     counts = torch.full((rows,), length, device=DEVICE, dtype=torch.int32)
     counts[1], counts[2] = 5000, 100_001
+    again_args = (caches.index, caches.table, counts, TOP * BLOCK, BLOCK, WITHIN[0])
 
     def check() -> dict[str, Any]:
         keys, best = scan(iq, w, caches.index, caches.table, counts, length, BLOCK, SCAN[0], best=True)
@@ -168,10 +169,11 @@ def _index(report: Report, caches: Caches) -> None:
         order = torch.sort(known, descending=True, stable=True).indices[:, :TOP].sort().values
         found = {"key_steps_max": int(close.max()), "keys_off": int((close > 0).sum())}
         for warps in WARPS:
-            chosen = select_entries(keys, best, counts, TOP, BLOCK, warps=warps)
+            candidates, own = best_blocks(best, counts, BLOCK, BLOCKS, TOP, warps=warps)
+            again, _ = scan(iq, w, *again_args, own)
+            chosen = select_within(again, counts, TOP, own, BLOCK, warps=warps)
             found[f"wrong, {warps} warps"] = int((chosen != order).sum())
-        found["wrong, long"] = int((select16(keys, counts, TOP) != order).sum())
-        blocks = select16(best, counts, BLOCKS, BLOCK, newest=True)
+        blocks = candidates.blocks
         top = torch.where(seen, known, ABSENT).view(rows, -1, BLOCK).amax(-1)
         last = ((counts - 1) // BLOCK)[:, None].long()
         top.scatter_(1, last, 40000)
@@ -198,34 +200,37 @@ def _index(report: Report, caches: Caches) -> None:
 
     report.attempt("index check", check)
     counts.fill_(length)
+    args = (caches.index, caches.table, counts)
     num_bytes, flop = rows * length * 68, rows * length * INDEX_HEADS * INDEX_WIDTH * 2
     for tile in SCAN:
         report.attempt(
             f"scan {astuple(tile)}",
             lambda tile=tile: against(
                 timed(
-                    [lambda: scan(iq, w, caches.index, caches.table, counts, length, BLOCK, tile, best=True)],
+                    [lambda: scan(iq, w, *args, length, BLOCK, tile, keys=False, best=True)],
                     4,
                 ),
                 num_bytes,
                 flop,
             ),
         )
-    keys, best = scan(iq, w, caches.index, caches.table, counts, length, BLOCK, SCAN[0], best=True)
-    blocks = select16(best, counts, BLOCKS, BLOCK, newest=True)
+    _, best = scan(iq, w, *args, length, BLOCK, SCAN[0], keys=False, best=True)
+    candidates, own = best_blocks(best, counts, BLOCK, BLOCKS, TOP)
+    blocks = candidates.blocks
     for tile in WITHIN:
-        args = (iq, w, caches.index, caches.table, counts, BLOCKS * BLOCK, BLOCK, tile, blocks)
+        whole = (iq, w, *args, BLOCKS * BLOCK, BLOCK, tile, blocks)
         report.attempt(
             f"within {astuple(tile)}",
-            lambda args=args: against(
-                timed([lambda: scan(*args)], 8), rows * BLOCKS * BLOCK * 68, flop / length * BLOCKS * BLOCK
+            lambda whole=whole: against(
+                timed([lambda: scan(*whole)], 8), rows * BLOCKS * BLOCK * 68, flop / length * BLOCKS * BLOCK
             ),
         )
-    within, _ = scan(*args)
+    within, _ = scan(*whole)
+    again, _ = scan(iq, w, *again_args, own)
     for warps in WARPS:
         for name, call in (
-            ("entries", lambda v=warps: select_entries(keys, best, counts, TOP, BLOCK, warps=v)),
-            ("blocks", lambda v=warps: select16(best, counts, BLOCKS, BLOCK, newest=True, warps=v)),
+            ("entries", lambda v=warps: select_within(again, counts, TOP, own, BLOCK, warps=v)),
+            ("blocks", lambda v=warps: best_blocks(best, counts, BLOCK, BLOCKS, TOP, warps=v)),
             ("within", lambda v=warps: select_within(within, counts, TOP, blocks, BLOCK, warps=v)),
         ):
             report.attempt(f"select {name}, {warps} warps", lambda call=call: {"us": timed([call], 8) * 1e6})
@@ -241,8 +246,9 @@ def _layers(report: Report, caches: Caches) -> None:
     )
     sets = [caches.slots(rows) for _ in range(8)]
     near, start = sets[0][0], (torch.arange(rows, device=DEVICE, dtype=torch.int32) * length)[:, None]
-    _, best = scan(iq, w, caches.index, caches.table, counts, length, BLOCK, SCAN[0], best=True)
-    blocks = select16(best, counts, BLOCKS, BLOCK, newest=True)
+    args = (caches.index, caches.table, counts)
+    _, best = scan(iq, w, *args, length, BLOCK, SCAN[0], keys=False, best=True)
+    blocks = best_blocks(best, counts, BLOCK, BLOCKS, 0)[0].blocks
     attend_bytes = rows * (WINDOW * 528 + TOP * 288 + 2 * HEADS * WIDTH * 2)
     attend_flop = rows * HEADS * (WINDOW + TOP) * WIDTH * 4
     entry_flop = rows * INDEX_HEADS * INDEX_WIDTH * 2
@@ -251,13 +257,14 @@ def _layers(report: Report, caches: Caches) -> None:
         attend(q, caches.window, near, caches.main, torch.where(far < 0, far, far + start), sink)
 
     def source() -> None:
-        keys, best = scan(iq, w, caches.index, caches.table, counts, length, BLOCK, SCAN[0], best=True)
-        select16(best, counts, BLOCKS, BLOCK, newest=True)
-        mixed(select_entries(keys, best, counts, TOP, BLOCK))
+        _, best = scan(iq, w, *args, length, BLOCK, SCAN[0], keys=False, best=True)
+        _, own = best_blocks(best, counts, BLOCK, BLOCKS, TOP)
+        keys, _ = scan(iq, w, *args, TOP * BLOCK, BLOCK, WITHIN[0], own)
+        mixed(select_within(keys, counts, TOP, own, BLOCK))
 
     def reindex() -> None:
-        args = (iq, w, caches.index, caches.table, counts, BLOCKS * BLOCK, BLOCK, WITHIN[0], blocks)
-        mixed(select_within(scan(*args)[0], counts, TOP, blocks, BLOCK))
+        keys, _ = scan(iq, w, *args, BLOCKS * BLOCK, BLOCK, WITHIN[0], blocks)
+        mixed(select_within(keys, counts, TOP, blocks, BLOCK))
 
     reuse = [lambda s=s: attend(q, caches.window, s[0], caches.main, s[1], sink) for s in sets]
     for name, calls, entries in (

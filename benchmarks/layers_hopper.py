@@ -31,11 +31,14 @@ from deepinfer.kernels.gpu import index_scan as triton_scan
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.hopper_scan import HopperScanTile
 from deepinfer.kernels.gpu.records import load_records
-from deepinfer.kernels.gpu.select16 import PoolGroups, select16, select_entries, select_within
+from deepinfer.kernels.gpu.select16 import PoolGroups, select_entries, select_within
+from deepinfer.kernels.gpu.select_blocks import best_blocks
 
 ATTEND = ("gluon",)
 SCAN = tuple(HopperScanTile(*t) for t in ((4, 112),))
 WITHIN = tuple(HopperScanTile(*t) for t in ((4, 112),))
+WANTED = ((BLOCKS, TOP), (BLOCKS, 0), (0, TOP))
+"""Candidate blocks, and blocks of the first level."""
 
 
 def _launch(kind: str, tile: Any) -> None:
@@ -43,33 +46,30 @@ def _launch(kind: str, tile: Any) -> None:
     q, iq, w = _queries(rows, "cpu")
     counts = torch.zeros(rows, dtype=torch.int32)
     blocks = torch.zeros(rows, BLOCKS, dtype=torch.int32)
-    keys = torch.empty(rows, CONTEXT, dtype=torch.int16)
+    own, groups = blocks[:, :TOP].contiguous(), PoolGroups(caches.table, PAGE)
     best_keys = torch.empty(rows, CONTEXT // BLOCK, dtype=torch.int16)
+    args = (iq, w, caches.index, caches.table, counts)
     if kind == "attend":
         hopper_attention.attend(q, caches.window, *_pair(caches, rows), torch.zeros(HEADS))
     elif kind == "scan":
-        hopper_scan.scan(iq, w, caches.index, caches.table, counts, CONTEXT, BLOCK, tile, best=True)
+        for keys in (False, True):
+            hopper_scan.scan(*args, CONTEXT, BLOCK, tile, keys=keys, best=True)
     elif kind == "within":
-        hopper_scan.scan(iq, w, caches.index, caches.table, counts, BLOCKS * BLOCK, BLOCK, tile, blocks)
+        hopper_scan.scan(*args, BLOCKS * BLOCK, BLOCK, tile, blocks, best=True)
+        hopper_scan.scan(*args, TOP * BLOCK, BLOCK, tile, own)
     elif tile == 0:
         packed_attention.attend(q, caches.window, *_pair(caches, rows), torch.zeros(HEADS))
     elif tile == 1:
-        triton_scan.scan(iq, w, caches.index, caches.table, counts, CONTEXT, BLOCK, TRITON_SCAN[0], best=True)
+        triton_scan.scan(*args, CONTEXT, BLOCK, TRITON_SCAN[0], best=True)
     elif tile == 2:
-        select_within(best_keys, counts, TOP, blocks, BLOCK)
+        for num_blocks, top in WANTED:
+            best_blocks(best_keys, counts, BLOCK, num_blocks, top)
     elif tile == 3:
-        for groups in (None, PoolGroups(caches.table, PAGE)):
-            select_entries(keys, best_keys, counts, TOP, BLOCK, groups=groups)
-    elif tile == 4:
-        for best in (None, best_keys):
-            select_within(
-                best_keys, counts, TOP, blocks, BLOCK, groups=PoolGroups(caches.table, PAGE), best=best
-            )
-    elif tile == 5:
-        select16(best_keys, counts, BLOCKS, BLOCK, newest=True)
+        for chosen, best in ((own, None), (blocks, None), (blocks, best_keys[:, :BLOCKS].contiguous())):
+            for named in (None, groups):
+                select_within(best_keys, counts, TOP, chosen, BLOCK, groups=named, best=best)
     else:
-        for groups in (None, PoolGroups(caches.table, PAGE)):
-            select_entries(keys, best_keys, counts, TOP, BLOCK, blocks=blocks, groups=groups)
+        select_entries(best_keys[:, : TOP * BLOCK].contiguous(), blocks, counts, TOP, BLOCK, groups=groups)
 
 
 def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -78,7 +78,7 @@ def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
         ("attend", ATTEND),
         ("scan", SCAN),
         ("within", WITHIN),
-        ("others", tuple(range(7))),
+        ("others", tuple(range(5))),
     ):
         for tile in tiles:
             yield _launch, (kind, tile)
@@ -171,12 +171,14 @@ def _index(report: Report, caches: Caches) -> None:
             iq[2:3], w[2:3], caches.index, caches.table[2:3], counts[2:3], length, BLOCK, SCAN[0]
         )
         found["unequal"] = int((part[0, :100_001] != keys[2, :100_001]).sum())
+        _, alone = hopper_scan.scan(iq, w, *args, tile, keys=False, best=True)
+        found["largest alone, unequal"] = int(((alone != best) & usable).sum())
         return found
 
     for tile in SCAN:
         report.attempt(f"hopper scan check {astuple(tile)}", lambda tile=tile: check(tile))
     keys, best = hopper_scan.scan(iq, w, *args, SCAN[0], best=True)
-    blocks = select16(best, counts, BLOCKS, BLOCK, newest=True)
+    blocks = best_blocks(best, counts, BLOCK, BLOCKS, 0)[0].blocks
     entries = (blocks.long()[:, :, None] * BLOCK + torch.arange(BLOCK, device=DEVICE)).flatten(1)
     usable = (blocks.repeat_interleave(BLOCK, 1) >= 0) & (entries < counts[:, None])
     wanted = torch.where(usable, keys.int().gather(1, entries.clamp(0, length - 1)), triton_scan.ABSENT)
@@ -192,29 +194,37 @@ def _index(report: Report, caches: Caches) -> None:
     num_bytes, flop = rows * length * 68, rows * length * INDEX_HEADS * INDEX_WIDTH * 2
     for tile in (*SCAN, None):
         use: Callable[..., Any] = triton_scan.scan if tile is None else hopper_scan.scan
-        call = [lambda u=use, t=tile or TRITON_SCAN[0]: u(iq, w, *args, t, best=True)]
-        report.attempt(
-            f"hopper scan {tile and astuple(tile)}", lambda c=call: against(timed(c, 4), num_bytes, flop)
-        )
-    blocks = select16(best, counts, BLOCKS, BLOCK, newest=True)
+        for kept in (False, True):
+            call = [lambda u=use, t=tile or TRITON_SCAN[0], k=kept: u(iq, w, *args, t, keys=k, best=True)]
+            report.attempt(
+                f"hopper scan {tile and astuple(tile)}{', keys kept' if kept else ''}",
+                lambda c=call: against(timed(c, 4), num_bytes, flop),
+            )
+    candidates, own = best_blocks(best, counts, BLOCK, BLOCKS, TOP)
+    blocks = candidates.blocks
+    args_own = (caches.index, caches.table, counts, TOP * BLOCK, BLOCK)
     for tile in WITHIN:
-        call = [lambda t=tile: hopper_scan.scan(iq, w, *args_within, t, blocks)]
-        share = BLOCKS * BLOCK / length
-        report.attempt(
-            f"hopper within {astuple(tile)}",
-            lambda c=call, s=share: against(timed(c, 8), num_bytes * s, flop * s),
-        )
-    within, tops = hopper_scan.scan(iq, w, *args_within, WITHIN[0], blocks)
+        for name, chosen, more in (("within", blocks, args_within), ("again", own, args_own)):
+            call = [
+                lambda t=tile, a=more, b=chosen, k=name == "within": hopper_scan.scan(iq, w, *a, t, b, best=k)
+            ]
+            share = chosen.shape[1] * BLOCK / length
+            report.attempt(
+                f"hopper {name} {astuple(tile)}",
+                lambda c=call, s=share: against(timed(c, 8), num_bytes * s, flop * s),
+            )
+    within, tops = hopper_scan.scan(iq, w, *args_within, WITHIN[0], blocks, best=True)
+    again, _ = hopper_scan.scan(iq, w, *args_own, WITHIN[0], own)
     groups = PoolGroups(caches.table, PAGE)
 
     def check_select() -> dict[str, int]:
-        chosen = select_entries(keys, best, counts, TOP, BLOCK, blocks=blocks)
         order = torch.sort(keys.int(), descending=True, stable=True).indices[:, :TOP].sort().values
-        slots = select_entries(keys, best, counts, TOP, BLOCK, blocks=blocks, groups=groups)
+        slots = select_within(again, counts, TOP, own, BLOCK, groups=groups)
         start = torch.arange(rows, device=DEVICE)[:, None] * length
+        alone = best_blocks(best, counts, BLOCK, 0, TOP)[1]
         return {
-            "entries": int((chosen != order).sum()),
-            "own blocks": int((select_entries(keys, best, counts, TOP, BLOCK) != order).sum()),
+            "entries": int((select_within(again, counts, TOP, own, BLOCK) != order).sum()),
+            "blocks": int((alone != own).sum()),
             "records": int((slots != order + start).sum()),
             "within": int((select_within(within, counts, TOP, blocks, BLOCK, best=tops) != order).sum()),
             "within, all keys": int((select_within(within, counts, TOP, blocks, BLOCK) != order).sum()),
@@ -222,9 +232,10 @@ def _index(report: Report, caches: Caches) -> None:
 
     report.attempt("hopper select check, wrong", check_select)
     for name, run in (
-        ("entries", lambda: select_entries(keys, best, counts, TOP, BLOCK, blocks=blocks, groups=groups)),
-        ("entries, own blocks", lambda: select_entries(keys, best, counts, TOP, BLOCK, groups=groups)),
-        ("blocks", lambda: select16(best, counts, BLOCKS, BLOCK, newest=True)),
+        ("entries", lambda: select_within(again, counts, TOP, own, BLOCK, groups=groups)),
+        ("blocks", lambda: best_blocks(best, counts, BLOCK, BLOCKS, TOP)),
+        ("candidates alone", lambda: best_blocks(best, counts, BLOCK, BLOCKS, 0)),
+        ("first level alone", lambda: best_blocks(best, counts, BLOCK, 0, TOP)),
         ("within", lambda: select_within(within, counts, TOP, blocks, BLOCK, groups=groups, best=tops)),
         ("within, all keys", lambda: select_within(within, counts, TOP, blocks, BLOCK, groups=groups)),
     ):
@@ -241,19 +252,20 @@ def _layers(report: Report, caches: Caches) -> None:
     groups = PoolGroups(caches.table, PAGE)
     args = (caches.index, caches.table, counts, length, BLOCK)
     _, best = hopper_scan.scan(iq, w, *args, SCAN[0], best=True)
-    blocks = select16(best, counts, BLOCKS, BLOCK, newest=True)
+    blocks = best_blocks(best, counts, BLOCK, BLOCKS, 0)[0].blocks
 
     def mixed(far: torch.Tensor) -> None:
         hopper_attention.attend(q, caches.window, near, caches.main, far, sink, workspace)
 
     def source() -> None:
-        keys, best = hopper_scan.scan(iq, w, *args, SCAN[0], best=True)
-        chosen = select16(best, counts, BLOCKS, BLOCK, newest=True)
-        mixed(select_entries(keys, best, counts, TOP, BLOCK, blocks=chosen, groups=groups))
+        _, best = hopper_scan.scan(iq, w, *args, SCAN[0], keys=False, best=True)
+        _, own = best_blocks(best, counts, BLOCK, BLOCKS, TOP)
+        keys, _ = hopper_scan.scan(iq, w, *args[:3], TOP * BLOCK, BLOCK, WITHIN[0], own)
+        mixed(select_within(keys, counts, TOP, own, BLOCK, groups=groups))
 
     def reindex() -> None:
         keys, best = hopper_scan.scan(
-            iq, w, caches.index, caches.table, counts, BLOCKS * BLOCK, BLOCK, WITHIN[0], blocks
+            iq, w, caches.index, caches.table, counts, BLOCKS * BLOCK, BLOCK, WITHIN[0], blocks, best=True
         )
         mixed(select_within(keys, counts, TOP, blocks, BLOCK, groups=groups, best=best))
 

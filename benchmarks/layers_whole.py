@@ -20,18 +20,15 @@ from layers_experts import CHOSEN, EXPERTS, INNER
 from layers_experts import WIDTH as D
 from layers_experts import Layer as Experts
 
-from deepinfer.kernels.gpu import packed_ops
+from deepinfer.kernels.gpu import packed_ops, record_ops
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps
 from deepinfer.kernels.gpu.fast_experts import RoutedExperts
-from deepinfer.kernels.gpu.select16 import PoolGroups, select16, select_entries, select_within
-from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteWeights
+from deepinfer.kernels.operands import LowRank, MoeWeights, PagedRecords, Rotary, SiteWeights
 
 LATENT, GROUPS, GROUP_OUT, STREAMS, PAIRS = 1280, 8, 1024, 4, 32
 KINDS = ("window", "source", "reindex", "reuse")
 DECODE = tuple((rows, context) for context in (4096, 131072) for rows in (1, 16, 64, 256))
 PREFILL = ((4096, 4096), (32768, 32768))
-SCRATCH = 1 << 25
-"""Keys of the index held at a time."""
 
 
 def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -128,26 +125,16 @@ class Layer:
         self, kind: str, x: torch.Tensor, qr: torch.Tensor, rotary: Rotary, s: Sequences
     ) -> torch.Tensor:
         """Records that attention reads, int32 [T, TOP]."""
-        ops, groups = self.ops, PoolGroups(s.table, PAGE)
+        ops, pages = self.ops, PagedRecords(s.caches.index, s.table, PAGE)
         q = ops.linear(qr, self.index_query).view(-1, INDEX_HEADS, INDEX_WIDTH)
-        q = ops.mxfp4_(ops.rotate_(q, rotary.cos, rotary.sin, rotary.positions)).to(torch.bfloat16)
-        w = ops.linear(x, self.index_weight).to(torch.bfloat16)
-        longest = s.caches.context if kind == "source" else s.blocks.shape[1] * BLOCK
-        step, chosen = max(1, SCRATCH // longest), []
-        for low in range(0, len(q), step):
-            part = slice(low, low + step)
-            args = (q[part], w[part], s.caches.index, s.table[part], s.counts[part], longest, BLOCK)
-            own = PoolGroups(groups.table[part], PAGE)
-            if kind == "source":
-                keys, best = packed_ops.scan(*args, best=True)
-                blocks = select16(best, s.counts[part], min(BLOCKS, best.shape[1]), BLOCK, newest=True)
-                more = {"blocks": blocks, "groups": own}
-                chosen.append(select_entries(keys, best, s.counts[part], TOP, BLOCK, **more))
-            else:
-                blocks = s.blocks[part]
-                keys, best = packed_ops.scan(*args, blocks=blocks, best=True)
-                chosen.append(select_within(keys, s.counts[part], TOP, blocks, BLOCK, groups=own, best=best))
-        return torch.cat(chosen) if len(chosen) > 1 else chosen[0]
+        q = ops.mxfp4_(ops.rotate_(q, rotary.cos, rotary.sin, rotary.positions))
+        w = ops.linear(x, self.index_weight)
+        if kind == "source":
+            longest, num_blocks = s.caches.context, min(BLOCKS, s.caches.context // BLOCK)
+            chosen, _ = ops.select_records(q, w, pages, s.counts, longest, TOP, num_blocks, BLOCK)
+        else:
+            chosen = ops.select_records_within(q, w, pages, s.counts, s.blocks, BLOCK, TOP)
+        return record_ops.slots_of(pages, chosen)
 
     def forward(self, kind: str, streams: torch.Tensor, pre: torch.Tensor, s: Sequences) -> torch.Tensor:
         """Streams float32 [T, S, D] after one layer."""

@@ -15,7 +15,8 @@ import layers_experts as experts  # noqa: E402
 
 from deepinfer.kernels.gpu import hopper_experts, packed_ops  # noqa: E402
 from deepinfer.kernels.gpu.expert_groups import plan_tiles  # noqa: E402
-from deepinfer.kernels.gpu.select16 import select16, select_within  # noqa: E402
+from deepinfer.kernels.gpu.select16 import select_within  # noqa: E402
+from deepinfer.kernels.gpu.select_blocks import best_blocks  # noqa: E402
 
 
 def main() -> None:
@@ -26,8 +27,11 @@ def main() -> None:
     packed_ops.attend(q, caches.window, near, caches.main, far, torch.randn(64, device="cuda"))
     counts = torch.full((64,), shapes.CONTEXT, device="cuda", dtype=torch.int32)
     args = (caches.index, caches.table, counts)
-    _, best = packed_ops.scan(iq, w, *args, shapes.CONTEXT, shapes.BLOCK, best=True)
-    blocks = select16(best, counts, shapes.BLOCKS, shapes.BLOCK, newest=True)
+    _, best = packed_ops.scan(iq, w, *args, shapes.CONTEXT, shapes.BLOCK, keys=False, best=True)
+    candidates, own = best_blocks(best, counts, shapes.BLOCK, shapes.BLOCKS, shapes.TOP)
+    keys, _ = packed_ops.scan(iq, w, *args, shapes.TOP * shapes.BLOCK, shapes.BLOCK, blocks=own)
+    select_within(keys, counts, shapes.TOP, own, shapes.BLOCK)
+    blocks = candidates.blocks
     keys, _ = packed_ops.scan(iq, w, *args, shapes.BLOCKS * shapes.BLOCK, shapes.BLOCK, blocks=blocks)
     select_within(keys, counts, shapes.TOP, blocks, shapes.BLOCK)
     if "--attention" in sys.argv:

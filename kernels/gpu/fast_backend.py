@@ -18,12 +18,12 @@ from deepinfer.kernels.gpu import (
     hyper,
     latents,
     pool_attention,
-    pool_index,
     record_ops,
     rope,
     row_sums,
     sampling,
     site_rows,
+    two_level,
 )
 from deepinfer.kernels.gpu.backend import GpuOps
 from deepinfer.kernels.gpu.branches import NUM_LANES
@@ -146,7 +146,7 @@ class FastGpuOps(GpuOps):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
         decoded = Keys(floats(keys), base)
-        return pool_index.index_select(q, w, decoded, counts, longest, top, num_blocks, block_size)
+        return two_level.index_select(q, w, decoded, counts, longest, top, num_blocks, block_size)
 
     def index_select_within(
         self,
@@ -161,7 +161,7 @@ class FastGpuOps(GpuOps):
     ) -> torch.Tensor:
         """See ``Ops``."""
         decoded = Keys(floats(keys), base)
-        return pool_index.index_select_within(q, w, decoded, counts, blocks, block_size, top)
+        return two_level.index_select_within(q, w, decoded, counts, blocks, block_size, top)
 
     def sparse_attention(
         self,

@@ -122,8 +122,13 @@ def _scan_kernel(
     BLOCK: gl.constexpr,
     WITHIN: gl.constexpr,
     WHOLE: gl.constexpr,
+    KEYS: gl.constexpr,
+    BEST: gl.constexpr,
 ) -> None:
-    """``num_tiles`` of a row of ``length``. WITHIN: of the entries of ``blocks``. WHOLE: of whole blocks."""
+    """``num_tiles`` of a row of ``length``. WITHIN: of the entries of ``blocks``. WHOLE: of whole blocks.
+
+    KEYS, BEST: what is written.
+    """
     after_launches_before()
     row = gl.program_id(1).to(gl.int64)
     start = gl.program_id(0) * num_tiles
@@ -187,19 +192,21 @@ def _scan_kernel(
     e = gl.arange(0, 8, layout=gl.SliceLayout(0, key.type.layout))
     visible = seen.load(gl.SliceLayout(1, key.type.layout))
     key = gl.where(e[None, :] < visible[:, None], key, -32768)
-    own = start * (64 // BLOCK) + unit // (BLOCK // 8)
-    there = (unit < tiles * 8) & (own < num_blocks)
-    if WHOLE:  # eight keys at once; a row that begins anywhere has no room for that
-        to = (row * num_blocks + own) * BLOCK + unit % (BLOCK // 8) * 8
-        gl.store(keys + (to[:, None] + e[None, :]), key.to(gl.int16), mask=there[:, None])
-    else:
-        place = (start * 64 + unit * 8)[:, None] + e[None, :]
-        gl.store(keys + row * length + place, key.to(gl.int16), mask=there[:, None] & (place < length))
-    top = gl.max(key.reshape([UNITS * 8 // BLOCK, BLOCK]), axis=1)
-    b = gl.arange(0, UNITS * 8 // BLOCK, layout=top.type.layout)
-    own = start * (64 // BLOCK) + b
-    there = (b < tiles * (64 // BLOCK)) & (own < num_blocks)
-    gl.store(best + row * num_blocks + own, top.to(gl.int16), mask=there)
+    if KEYS:
+        own = start * (64 // BLOCK) + unit // (BLOCK // 8)
+        there = (unit < tiles * 8) & (own < num_blocks)
+        if WHOLE:  # eight keys at once; a row that begins anywhere has no room for that
+            to = (row * num_blocks + own) * BLOCK + unit % (BLOCK // 8) * 8
+            gl.store(keys + (to[:, None] + e[None, :]), key.to(gl.int16), mask=there[:, None])
+        else:
+            place = (start * 64 + unit * 8)[:, None] + e[None, :]
+            gl.store(keys + row * length + place, key.to(gl.int16), mask=there[:, None] & (place < length))
+    if BEST:
+        top = gl.max(key.reshape([UNITS * 8 // BLOCK, BLOCK]), axis=1)
+        b = gl.arange(0, UNITS * 8 // BLOCK, layout=top.type.layout)
+        own = start * (64 // BLOCK) + b
+        there = (b < tiles * (64 // BLOCK)) & (own < num_blocks)
+        gl.store(best + row * num_blocks + own, top.to(gl.int16), mask=there)
 
 
 def _layout(pool: BoundRecords) -> tuple[int, ...]:
@@ -232,9 +239,10 @@ def scan(
     block_size: int,
     tile: HopperScanTile | None = None,
     blocks: torch.Tensor | None = None,
+    keys: bool = True,
     best: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``index_scan.scan``, of shapes that fit; the largest keys come in any case.
+    """As ``index_scan.scan``, of shapes that fit.
 
     Raises:
         ValueError: another shape.
@@ -243,15 +251,16 @@ def scan(
         raise ValueError("scan: this kernel has 32 heads of 128 channels and groups of 64 records or more")
     check_table(table)
     num_rows, num_blocks, tile = len(q), ceil_div(length, block_size), tile or _TILE
-    keys = torch.empty(num_rows, length, dtype=torch.int16, device=q.device)
-    largest = torch.empty(num_rows, num_blocks, dtype=torch.int16, device=q.device)
+    ordered_keys = torch.empty(num_rows, length if keys else 0, dtype=torch.int16, device=q.device)
+    largest = torch.empty(num_rows, num_blocks if best else 0, dtype=torch.int16, device=q.device)
     tiles = ceil_div(length, ENTRIES.value)
     each = ceil_div(tiles, max(1, tile.programs * multiprocessors(q.device) // max(num_rows, 1)))
     each = min(each, TILES.value)
     warp_launch(
         _scan_kernel,
         (ceil_div(tiles, each), num_rows),
-        *(q, w, words_of(pool), table, counts, counts if blocks is None else blocks, keys, largest),
+        *(q, w, words_of(pool), table, counts, counts if blocks is None else blocks),
+        *(ordered_keys, largest),
         *(table.shape[1], length, num_blocks, each),
         num_warps=4,
         early=True,
@@ -259,6 +268,8 @@ def scan(
         BLOCK=block_size,
         WITHIN=blocks is not None,
         WHOLE=length % block_size == 0,
+        KEYS=keys,
+        BEST=best,
         maxnreg=tile.registers,
     )
-    return keys, largest
+    return ordered_keys, largest

@@ -63,6 +63,7 @@ def _scan_kernel(
     LAYOUT: tl.constexpr,
     BLOCK: tl.constexpr,
     WITHIN: tl.constexpr,
+    KEYS: tl.constexpr,
     BEST: tl.constexpr,
     BE: tl.constexpr,
     TILES: tl.constexpr,
@@ -112,7 +113,8 @@ def _scan_kernel(
         positive = tl.maximum(dots, 0.0).to(tl.bfloat16)
         score = tl.sum((positive * weight).to(tl.float32), axis=1)
         key = tl.where(seen, ordered16(score), -32768)
-        tl.store(keys + row * length + place, key.to(tl.int16), place < length)
+        if KEYS:
+            tl.store(keys + row * length + place, key.to(tl.int16), place < length)
         if BEST:
             largest = tl.max(key.to(tl.int32).reshape(BE // BLOCK, BLOCK), axis=1)
             b = first // BLOCK + tl.arange(0, BE // BLOCK)
@@ -139,9 +141,12 @@ def scan(
     block_size: int,
     tile: ScanTile,
     blocks: torch.Tensor | None = None,
+    keys: bool = True,
     best: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ordered keys of every row over its own entries, or over those of its candidate blocks.
+
+    The first level of a selection asks for the largest keys of blocks alone: then keys are not written.
 
     Args:
         q: bfloat16 [T, Hi, Ci], values that MXFP4 holds.
@@ -153,15 +158,16 @@ def scan(
         block_size: entries of a candidate block.
         tile: moves no bit; a multiple of ``block_size`` entries.
         blocks: int32 [T, Nb], -1 for none; scores these instead of all entries.
-        best: whether to give the largest key of every block, too.
+        keys, best: whether to give keys, and the largest key of every block.
 
     Returns:
         int16 [T, length] keys, ``ABSENT`` where invisible (not written past the tiles that hold visible
-        entries: callers read ``counts`` places), and int16 [T, ceil(length / block_size)] or an empty tensor.
+        entries: callers read ``counts`` places), and int16 [T, ceil(length / block_size)]; empty tensors
+        where they are not asked for.
     """
     check_table(table)
     num_rows, num_heads, width = q.shape
-    keys = torch.empty(num_rows, length, dtype=torch.int16, device=q.device)
+    ordered = torch.empty(num_rows, length if keys else 0, dtype=torch.int16, device=q.device)
     num_blocks = ceil_div(length, block_size) if best else 0
     largest = torch.empty(num_rows, num_blocks, dtype=torch.int16, device=q.device)
     launch(
@@ -175,7 +181,7 @@ def scan(
             table,
             counts,
             counts if blocks is None else blocks,
-            keys,
+            ordered,
             largest,
         ),
         *(table.shape[1], length, num_blocks if blocks is None else blocks.shape[1]),
@@ -186,8 +192,9 @@ def scan(
         LAYOUT=layout_in_words(pool),
         BLOCK=block_size,
         WITHIN=blocks is not None,
+        KEYS=keys,
         BEST=best,
         BE=tile.entries,
         TILES=tile.tiles,
     )
-    return keys, largest
+    return ordered, largest

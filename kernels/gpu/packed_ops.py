@@ -42,10 +42,11 @@ def scan(
     length: int,
     block_size: int,
     blocks: torch.Tensor | None = None,
+    keys: bool = True,
     best: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``index_scan.scan``."""
     if has_wgmma(q.device) and hopper_scan.fits(q, pool, block_size):
-        return hopper_scan.scan(q, w, pool, table, counts, length, block_size, None, blocks, best)
+        return hopper_scan.scan(q, w, pool, table, counts, length, block_size, None, blocks, keys, best)
     tile = _LONG if blocks is None else _WITHIN
-    return index_scan.scan(q, w, pool, table, counts, length, block_size, tile, blocks, best)
+    return index_scan.scan(q, w, pool, table, counts, length, block_size, tile, blocks, keys, best)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu import packed_ops, pool_attention, pool_index
+from deepinfer.kernels.gpu import packed_ops, pool_attention, two_level
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.launching import Ptr, kernel, launch, power_of_two
-from deepinfer.kernels.gpu.pool_index import Keys, Scores
+from deepinfer.kernels.gpu.pool_index import Keys
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.row_sources import packed
+from deepinfer.kernels.gpu.two_level import Scores
 from deepinfer.kernels.operands import PagedRecords
 
 _WIDTH = 512
@@ -93,21 +94,31 @@ class _ReleasedKeys:
 
     pages: PagedRecords
 
+    @property
+    def per_group(self) -> int:
+        """See ``Scores``."""
+        return self.pages.per_group
+
     def scan(
         self,
         q: torch.Tensor,
         w: torch.Tensor,
         part: slice,
+        first: int,
         counts: torch.Tensor,
         length: int,
         block_size: int,
         blocks: torch.Tensor | None = None,
+        keys: bool = True,
         best: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Scores``."""
-        own, table = counts.to(torch.int32), self.pages.table[part]
+        table, own = self.pages.table[part], counts.to(torch.int32)
+        if first:
+            table, own = table[:, first // self.per_group :].contiguous(), own - first
         halves = q[part].to(torch.bfloat16), w[part].to(torch.bfloat16)
-        return packed_ops.scan(*halves, self.pages.records, table, own, length, block_size, blocks, best)
+        args = (*halves, self.pages.records, table, own, length, block_size)
+        return packed_ops.scan(*args, blocks, keys, best)
 
 
 def _scores(q: torch.Tensor, pages: PagedRecords, block_size: int) -> Scores:
@@ -127,7 +138,7 @@ def select(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See ``Ops.select_records``."""
     keys = _scores(q, pages, block_size)
-    return pool_index.index_select(q, w, keys, counts, longest, top, num_blocks, block_size)
+    return two_level.index_select(q, w, keys, counts, longest, top, num_blocks, block_size)
 
 
 def select_within(
@@ -140,6 +151,4 @@ def select_within(
     top: int,
 ) -> torch.Tensor:
     """See ``Ops.select_records_within``."""
-    return pool_index.index_select_within(
-        q, w, _scores(q, pages, block_size), counts, blocks, block_size, top
-    )
+    return two_level.index_select_within(q, w, _scores(q, pages, block_size), counts, blocks, block_size, top)

@@ -1,13 +1,12 @@
-"""Exact top-k of ordered 16-bit keys, ties to the lowest index.
+"""Exact top-k of the ordered 16-bit keys of a row, ties to the lowest index: level two of a selection.
 
-Counts of integers have no order to keep. Up to 16,384 keys a program holds them all and finds the threshold
-bit by bit; longer rows are for ``select_long.py``. The chosen indices come out in ascending order.
+A row has its own keys, or those of its best blocks (``select_blocks.py``): a program holds them all. Counts
+of integers have no order to keep. The chosen indices come out in ascending order.
 
-The best entries of a row lie in the best blocks: were an entry chosen outside the ``top`` blocks of largest
-keys, each of these would hold an entry that comes before it. So where the largest keys of blocks are known, a
-row is not searched entry by entry (``select_best.py``).
+Where more blocks are scored than entries are wanted and the largest key of each is known, the best blocks are
+found first (``select_best.py``).
 
-Legend: T rows, L keys of a row.
+Legend: T rows, L keys of a row, Nb blocks.
 """
 
 from __future__ import annotations
@@ -18,45 +17,18 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.capability import has_wgmma
+from deepinfer.kernels.gpu.key_search import check_size, places, reached, search
 from deepinfer.kernels.gpu.launching import (
-    Block,
     Ptr,
     after_launches_before,
     ceil_div,
-    device,
     kernel,
     launch,
     power_of_two,
 )
 from deepinfer.kernels.gpu.select_best import select_best
-from deepinfer.kernels.gpu.select_long import select_long
 
-_HELD = 16384
-_PLAIN, _COMPACT, _GATHERED = 0, 1, 2
 _CHUNK = 8
-
-
-@device
-def _threshold(u: Block, top: int, N: tl.constexpr, TOP: tl.constexpr) -> Block:
-    """The largest value that ``top`` or more of ``u`` [N, SIZE] reach, or a smaller one that exactly ``top``
-    do.
-
-    Of as many groups of values as are wanted, each has its largest one: all of these reach the smallest of
-    them, which is where the search begins.
-    """
-    largest = tl.max(u, axis=1)
-    low = tl.max(largest, axis=0) * 0
-    if N > TOP:
-        low = tl.min(tl.max(tl.reshape(largest, (TOP, N // TOP), can_reorder=True), axis=1), axis=0)
-    elif N == TOP:
-        low = tl.min(largest, axis=0)
-    high = tl.max(largest, axis=0) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        reached = tl.sum(tl.sum((u >= middle).to(tl.int32), axis=1), axis=0)
-        low = tl.where(reached >= top, middle, low)
-        high = tl.where(reached > top, high, middle + (reached == top).to(tl.int32))
-    return low
 
 
 @kernel
@@ -68,54 +40,46 @@ def _held_kernel(
     chosen: Ptr,
     length: int,
     top: int,
-    divisor: int,
     num_blocks: int,
     width_of_table: int,
     SIZE: tl.constexpr,
-    MODE: tl.constexpr,
+    WITHIN: tl.constexpr,
     WHOLE: tl.constexpr,
-    NEWEST: tl.constexpr,
     GROUP: tl.constexpr,
     N: tl.constexpr,
     TOP: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """All places of a row at once, ``N`` blocks of ``SIZE``.
+    """All keys of a row at once, ``N`` blocks of ``SIZE``.
 
-    WHOLE: a row of keys is made of whole blocks. NEWEST: the last key of the row comes before all others.
+    WITHIN: keys are those of ``blocks``. WHOLE: a row of keys is made of whole blocks.
     GROUP: entries of a group of the pool, whose records are chosen then; 0 for entries. EARLY: begins early.
     """
     if EARLY:
         after_launches_before()
     row, i, e = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.arange(0, SIZE)[None, :]
-    count = (tl.load(counts + row).to(tl.int32) + divisor - 1) // divisor
+    count = tl.load(counts + row).to(tl.int32)
     block = tl.where(i < num_blocks, i, -1)
-    if MODE != 0:
+    if WITHIN:
         block = tl.load(blocks + row * num_blocks + i, i < num_blocks, other=-1)
     entry = block[:, None] * SIZE + e
     there = tl.broadcast_to((block >= 0)[:, None], (N, SIZE))
     seen = there & (entry < count)
-    own = i[:, None] * SIZE + e if MODE == 1 else entry
-    u = tl.load(keys + row * length + own, there if WHOLE else seen, other=-32768).to(tl.int32) + 32768
-    u = tl.where(seen, u, 0)
+    # a number given for what is not loaded is not to be had: compiled, it fills words, not halves of them
+    place = keys + row * length + (i[:, None] * SIZE + e)
+    u = tl.where(seen, tl.load(place, there if WHOLE else seen).to(tl.int32), -32768)
     named = entry
     if GROUP:  # records; asked for while keys are on their way
         usable = (block >= 0) & (block * SIZE < count)
         group = tl.load(table + row * width_of_table + block // (GROUP // SIZE), usable, other=0)
         named = (group * GROUP + block % (GROUP // SIZE) * SIZE)[:, None] + e
-    if NEWEST:
-        u = tl.where(seen & (entry == count - 1), 65536, u)
-    threshold = _threshold(u, top, N, TOP)
-    above, equal = (u > threshold).to(tl.int32), ((u == threshold) & (u > 0)).to(tl.int32)
-    both = (above << 16) | equal
-    own_sum = tl.sum(both, axis=1)
-    total = tl.sum(own_sum, axis=0)
-    wanted = top - (total >> 16)
-    both = tl.cumsum(both, axis=1) + (tl.cumsum(own_sum, axis=0) - own_sum)[:, None]
-    rank = both & 0xFFFF
-    keep = (above > 0) | ((equal > 0) & (rank <= wanted))
-    tl.store(chosen + row * top + (both >> 16) + tl.minimum(rank, wanted) - 1, named, keep)
-    rest, found = tl.arange(0, TOP), (total >> 16) + tl.minimum(total & 0xFFFF, wanted)
+    largest = tl.max(u, axis=1)
+    low, high = reached(largest, N, TOP), tl.max(largest, axis=0) + 1
+    step = tl.maximum((high - low) // 3, 1)
+    low, over, _ = search(u, low, high, low + step, low + 2 * step, top, 1)
+    keep, where, found = places(u, low, over, top)
+    tl.store(chosen + row * top + where, named, keep)
+    rest = tl.arange(0, TOP)
     tl.store(chosen + row * top + rest, -1, (rest >= found) & (rest < top))
 
 
@@ -136,30 +100,27 @@ def _held(
     keys: torch.Tensor,
     counts: torch.Tensor,
     top: int,
-    divisor: int,
     blocks: torch.Tensor | None,
     block_size: int,
-    mode: int,
-    newest: bool,
     warps: int,
-    groups: PoolGroups | None = None,
+    groups: PoolGroups | None,
 ) -> torch.Tensor:
     num_rows, length = keys.shape
     num_blocks = ceil_div(length, block_size) if blocks is None else blocks.shape[1]
+    check_size(power_of_two(num_blocks) * block_size)
     if groups is not None and groups.size % block_size:
         raise ValueError("selection: a group of records must be whole blocks")
     chosen = torch.empty((num_rows, top), dtype=torch.int32, device=keys.device)
-    early = groups is not None and has_wgmma(keys.device)
+    early = has_wgmma(keys.device)
     launch(
         _held_kernel,
         (num_rows,),
         *(keys, counts, counts if blocks is None else blocks, counts if groups is None else groups.table),
-        *(chosen, length, top, divisor, num_blocks, 0 if groups is None else groups.table.shape[1]),
+        *(chosen, length, top, num_blocks, 0 if groups is None else groups.table.shape[1]),
         num_warps=warps,
         SIZE=block_size,
-        MODE=mode,
+        WITHIN=blocks is not None,
         WHOLE=length % block_size == 0,
-        NEWEST=newest,
         GROUP=0 if groups is None else groups.size,
         N=power_of_two(num_blocks),
         TOP=power_of_two(top),
@@ -167,33 +128,6 @@ def _held(
         **({"launch_pdl": True} if early else {}),
     )
     return chosen
-
-
-def select16(
-    keys: torch.Tensor,
-    counts: torch.Tensor,
-    top: int,
-    divisor: int = 1,
-    newest: bool = False,
-    warps: int = 16,
-    held: int = _HELD,
-) -> torch.Tensor:
-    """Keys int16 [T, L] -> int32 [T, top]: indices of the largest, ascending, then -1.
-
-    Args:
-        keys: ordered; -32768 is absent.
-        counts: integers [T]; only the first ``ceil(counts / divisor)`` keys of a row are read.
-        top: how many, at least 1.
-        divisor: entries that one key stands for.
-        newest: whether the last of these keys is chosen before all others.
-        warps, held: of a program, and keys that one holds; move no bit.
-    """
-    num_rows, length = keys.shape
-    if length == 0:
-        return torch.full((num_rows, top), -1, dtype=torch.int32, device=keys.device)
-    if length <= held:
-        return _held(keys, counts, top, divisor, None, _CHUNK, _PLAIN, newest, warps)
-    return select_long(keys, counts, top, divisor, newest, warps, _HELD)
 
 
 def select_within(
@@ -206,15 +140,21 @@ def select_within(
     groups: PoolGroups | None = None,
     best: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The best entries of each row's ``blocks`` int32 [T, Nb]; ``keys`` int16 [T, Nb * block_size] are
-    theirs, -32768 where invisible, and ``best`` int16 [T, Nb] the largest of each block, if known.
+    """Keys int16 [T, Nb * block_size] of the entries of ``blocks`` int32 [T, Nb] -> int32 [T, top]:
+    those of the largest keys, ascending, then -1. A block below 0 has no entries.
 
-    With ``groups``, the records of these entries.
+    Args:
+        keys, counts, top: as of ``select_entries``; ``counts`` are visible entries.
+        blocks: ascending, then -1.
+        block_size: a power of two.
+        warps: of a program; moves no bit.
+        groups: the records of the chosen entries are given then.
+        best: int16 [T, Nb], the largest key of each block; saves time where there are more than ``top``.
     """
-    if best is None or blocks.shape[1] <= top or blocks.shape[1] > _HELD:
-        return _held(keys, counts, top, 1, blocks, block_size, _COMPACT, False, warps, groups)
-    pool = () if groups is None else (groups.table, groups.size)
-    return select_best(keys, best, counts, top, block_size, blocks, True, *pool)
+    if best is not None and blocks.shape[1] > top:
+        pool = (None, 0) if groups is None else (groups.table, groups.size)
+        return select_best(keys, best, counts, top, block_size, blocks, *pool)
+    return _held(keys, counts, top, blocks, block_size, warps, groups)
 
 
 def select_entries(
@@ -224,26 +164,20 @@ def select_entries(
     top: int,
     block_size: int,
     warps: int = 16,
-    held: int = _HELD,
-    blocks: torch.Tensor | None = None,
     groups: PoolGroups | None = None,
 ) -> torch.Tensor:
-    """As ``select16``, through the largest keys of blocks ``best`` int16 [T, ceil(L / block_size)] if there
-    are more than ``top`` blocks.
+    """Keys int16 [T, L] of all entries of a row -> int32 [T, top]: those of the largest, ascending, then -1.
 
-    ``blocks`` int32 [T, Nb] are more than ``top`` best blocks of each row, if somebody has chosen them. With
-    ``groups``, the records of the chosen entries.
+    Args:
+        keys: ordered; -32768 is absent.
+        best: int16 [T, ceil(L / block_size)], the largest key of each block.
+        counts: integers [T]; only the first ``counts`` keys of a row are read.
+        top: how many, at least 1.
+        block_size: a power of two.
+        warps: of a program; moves no bit.
+        groups: the records of the chosen entries are given then.
     """
-    num_blocks = ceil_div(keys.shape[1], block_size)
-    if num_blocks > top:
-        own = None if blocks is None or blocks.shape[1] <= top else blocks
-        if min(num_blocks, num_blocks if own is None else own.shape[1]) <= held:
-            pool = () if groups is None else (groups.table, groups.size)
-            return select_best(keys, best, counts, top, block_size, own, False, *pool)
-        blocks = select16(best, counts, top, block_size, warps=warps, held=held)
-        return _held(keys, counts, top, 1, blocks, block_size, _GATHERED, False, warps, groups)
-    if groups is not None and keys.shape[1] <= held:
-        return _held(keys, counts, top, 1, None, _CHUNK, _PLAIN, False, warps, groups)
-    if groups is not None:
-        raise ValueError("select_entries: records of long rows are chosen through their blocks")
-    return select16(keys, counts, top, warps=warps, held=held)
+    if best.shape[1] > top:
+        pool = (None, 0) if groups is None else (groups.table, groups.size)
+        return select_best(keys, best, counts, top, block_size, None, *pool)
+    return _held(keys, counts, top, None, _CHUNK, warps, groups)

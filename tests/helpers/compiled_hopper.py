@@ -1,7 +1,7 @@
 """Compile the kernels for warp groups; print bytes of stack, what loops write there, and matrix instructions.
 
-Arguments: names of kernels among ``scan``, ``spilled``, ``within``, ``attend``, ``window``, ``inner`` and
-``outer``.
+Arguments: names of kernels among ``scan``, ``spilled``, ``whole``, ``within``, ``again``, ``attend``,
+``window``, ``inner`` and ``outer``.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def records(kind: str, codes: int, scales: int, together: bool) -> object:
     return bind_records(kind, width, whole[:, :cut].view(2, 128, -1), whole[:, cut:].view(2, 128, -1))
 
 
-def scan(registers: int, within: bool) -> None:
-    """The scan of all entries, or of candidates."""
+def scan(registers: int, within: bool, keys: bool = True, best: bool = True) -> None:
+    """The scan of all entries, or of candidates; ``keys`` and ``best`` are what it writes."""
     from deepinfer.kernels.gpu.hopper_scan import HopperScanTile
     from deepinfer.kernels.gpu.hopper_scan import scan as launch
 
@@ -79,7 +79,7 @@ def scan(registers: int, within: bool) -> None:
     ints = torch.zeros(ROWS, 32, dtype=torch.int32)
     blocks = torch.zeros(ROWS, LENGTH // 8, dtype=torch.int32) if within else None
     pool = records("mxfp4", 64, 4, False)
-    launch(q, w, pool, ints, ints[:, 0], LENGTH, 8, HopperScanTile(4, registers), blocks)
+    launch(q, w, pool, ints, ints[:, 0], LENGTH, 8, HopperScanTile(4, registers), blocks, keys, best)
 
 
 def attend(entries: int) -> None:
@@ -117,9 +117,11 @@ def main() -> None:
     """Compile what was asked for."""
     compile_only(binary=seen)
     kinds = {
-        "scan": lambda: scan(112, False),
-        "spilled": lambda: scan(56, False),
+        "scan": lambda: scan(112, False, keys=False),
+        "spilled": lambda: scan(56, False, keys=False),
+        "whole": lambda: scan(112, False),
         "within": lambda: scan(112, True),
+        "again": lambda: scan(112, True, best=False),
         "attend": lambda: attend(512),
         "window": lambda: attend(0),
         "inner": lambda: experts(True),
