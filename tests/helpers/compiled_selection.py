@@ -28,7 +28,7 @@ def compiled() -> str:
     keys = torch.empty(1, NUM_BLOCKS * 8, dtype=torch.int16)
     blocks, counts = torch.zeros(1, NUM_BLOCKS, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     table = torch.zeros(1, 1024, dtype=torch.int32)
-    select_best(keys, keys[:, :NUM_BLOCKS].contiguous(), counts, TOP, 8, blocks, True, table, GROUP, WARPS)
+    select_best(keys, keys[:, :NUM_BLOCKS].contiguous(), counts, TOP, 8, blocks, table, GROUP, WARPS)
     return TEXT[-1]
 
 

@@ -7,6 +7,7 @@ import sys
 
 import torch
 from exact_interpreter import make_exact
+from torch.nn.functional import pad
 
 make_exact()
 
@@ -18,13 +19,13 @@ from deepinfer.kernels.gpu.expert_groups import plan_tiles  # noqa: E402
 from deepinfer.kernels.gpu.index_scan import ABSENT, ScanTile, scan  # noqa: E402
 from deepinfer.kernels.gpu.mxfp4_weights import pack_codes  # noqa: E402
 from deepinfer.kernels.gpu.packed_attention import attend  # noqa: E402
+from deepinfer.kernels.gpu.pool_index import Keys  # noqa: E402
+from deepinfer.kernels.gpu.record_ops import _ReleasedKeys  # noqa: E402
 from deepinfer.kernels.gpu.records import BoundRecords, bind_records  # noqa: E402
-from deepinfer.kernels.gpu.select16 import (  # noqa: E402
-    PoolGroups,
-    select16,
-    select_entries,
-    select_within,
-)
+from deepinfer.kernels.gpu.row_sources import packed  # noqa: E402
+from deepinfer.kernels.gpu.select16 import PoolGroups, select_entries, select_within  # noqa: E402
+from deepinfer.kernels.gpu.two_level import Limits, index_select  # noqa: E402
+from deepinfer.kernels.operands import PagedRecords  # noqa: E402
 
 GENERATOR = torch.Generator().manual_seed(11)
 
@@ -49,10 +50,10 @@ def normal(*shape: int) -> torch.Tensor:
 def experts() -> dict[str, float]:
     """Six experts with a width of two steps and an inner width that needs padding."""
     width, inner, rows = 128, 96, 7
-    packed, plain = [], []
+    words, plain = [], []
     for shape in ((6, inner, width), (6, inner, width), (6, width, inner)):
         codes, scales = reference.random_mxfp4(GENERATOR, *shape)
-        packed.append(pack_codes(codes, scales))
+        words.append(pack_codes(codes, scales))
         plain.append(reference.decode_mxfp4(codes, scales))
     x = normal(rows, width).to(torch.bfloat16)
     ids = torch.stack([torch.randperm(6, generator=GENERATOR)[:2].sort().values for _ in range(rows)])
@@ -61,14 +62,14 @@ def experts() -> dict[str, float]:
     unequal, errors, first = 0, [], None
     for tile in (ExpertTile(64, 16, 64, 2, 4), ExpertTile(32, 32, 64, 2, 4)):
         tiles = plan_tiles(ids, 6, tile.pairs)
-        h = inner_products(x, tiles, shares, packed[0], packed[1], 10.0, tile)
-        y = outer_products(h, tiles, packed[2], tile)
+        h = inner_products(x, tiles, shares, words[0], words[1], 10.0, tile)
+        y = outer_products(h, tiles, words[2], tile)
         first = y if first is None else first
         unequal += int((y != first).sum())
         errors += [reference.relative(h[:, :inner], wanted[0]), reference.relative(y, wanted[1])]
         alone = plan_tiles(ids[3:4], 6, tile.pairs)
-        h = inner_products(x[3:4], alone, shares[3:4], packed[0], packed[1], 10.0, tile)
-        unequal += int((outer_products(h, alone, packed[2], tile) != first[6:8]).sum())
+        h = inner_products(x[3:4], alone, shares[3:4], words[0], words[1], 10.0, tile)
+        unequal += int((outer_products(h, alone, words[2], tile) != first[6:8]).sum())
     return {"experts_error": max(errors), "experts_unequal": unequal}
 
 
@@ -96,6 +97,16 @@ def attention() -> dict[str, float]:
     }
 
 
+def expected_entries(keys: torch.Tensor, counts: torch.Tensor, top: int) -> torch.Tensor:
+    """By a stable sort, int32 [T, top]."""
+    chosen = []
+    for row, visible in zip(keys, counts.tolist(), strict=True):
+        order = torch.sort(row[:visible], descending=True, stable=True).indices
+        order = order[row[order] > ABSENT][:top].sort().values.int()
+        chosen.append(torch.cat((order, torch.full((top - len(order),), -1, dtype=torch.int32))))
+    return torch.stack(chosen)
+
+
 def index() -> dict[str, float]:
     """Scores on a table of blocks, the best of a row, candidate blocks and entries within them."""
     rows, heads, width, length = 3, 16, 128, 150
@@ -119,48 +130,37 @@ def index() -> dict[str, float]:
     wanted = torch.where(seen, bits ^ ((bits >> 15) & 0x7FFF), ABSENT)
     found = torch.where(seen, keys.int(), ABSENT)
     wrong = int((found != wanted).sum())
-    chosen = select16(keys, counts, 20, warps=4)
-    other = select_entries(keys, best, counts, 12, 8)
-    fourth = select_entries(keys, best, counts, 12, 8, warps=4, held=16)
-    third = select16(keys, counts, 20, warps=4, held=32)
-    wrong_choice = 0
-    for row in range(rows):
-        visible = int(counts[row])
-        order = torch.sort(wanted[row, :visible], descending=True, stable=True).indices[:20].sort().values
-        expected = torch.cat((order, torch.full((20 - len(order),), -1)))
-        wrong_choice += int((expected != chosen[row]).sum()) + int((expected != third[row]).sum())
-        order = torch.sort(wanted[row, :visible], descending=True, stable=True).indices[:12].sort().values
-        expected = torch.cat((order, torch.full((12 - len(order),), -1)))
-        wrong_choice += int((expected != other[row]).sum()) + int((expected != fourth[row]).sum())
-    blocks = select16(best, counts, 4, 8, newest=True, warps=4)
-    for row in range(rows):
-        visible = int(counts[row])
-        own_best = [int(wanted[row, i : min(i + 8, visible)].max()) for i in range(0, visible, 8)]
-        own_best[-1:] = [40000] * bool(own_best)
-        order = torch.sort(torch.tensor(own_best), descending=True, stable=True).indices[:4].sort().values
-        expected = torch.cat((order.int(), torch.full((4 - len(order),), -1, dtype=torch.int32)))
-        wrong_choice += int((expected != blocks[row]).sum())
-    through = {"held": 64, "warps": 4, "blocks": blocks}
-    fewer = select_entries(keys, best, counts, 3, 8, **through)
-    records = select_entries(keys, best, counts, 3, 8, groups=PoolGroups(table, 16), **through)
-    elsewhere = select_entries(keys, best, counts, 3, 8, groups=PoolGroups(table.roll(1, 1), 16), **through)
-    wrong_choice += int((fewer != select16(keys, counts, 3, warps=4)).sum())
-    group = table.gather(1, fewer.clamp(min=0).long() // 16)
-    places = torch.where(fewer < 0, -1, group * 16 + fewer % 16)
-    wrong_choice += int((places != records).sum()) + int((places == elsewhere)[:2].all())
+    _, alone = scan(q, w, pool, table, counts, length, 8, ScanTile(16, 2, 2, 4), keys=False, best=True)
+    used = torch.arange(best.shape[1])[None] * 8 < counts[:, None]
+    wrong += int(((alone != best) & used).sum())
+    chosen = expected_entries(wanted, counts, 12)
+    wrong_choice = int((select_entries(keys, best, counts, 12, 8) != chosen).sum())
+    tops = torch.where(torch.arange(length + 2)[None] < counts[:, None], pad(wanted, (0, 2)), ABSENT)
+    tops = tops.view(rows, -1, 8).amax(2)
+    tops.scatter_(1, (counts[:, None].long() - 1).clamp(min=0) // 8, 40000)
+    blocks = expected_entries(tops, (counts + 7) // 8, 4)
+    # a row in parts of eight blocks, over both kinds of tables
+    levels = Limits(entries=0, blocks=16)
+    pages, few = PagedRecords(pool, table, 16), expected_entries(wanted, counts, 3)
+    for source in (_ReleasedKeys(pages), Keys(packed(pool), table)):
+        found_entries, found_blocks = index_select(q, w, source, counts, length, 3, 4, 8, levels)
+        wrong_choice += int((found_entries != few).sum()) + int((found_blocks != blocks).sum())
     within, largest = scan(q, w, pool, table, counts, 32, 8, ScanTile(16, 1, 2, 4), blocks=blocks, best=True)
     entries = (blocks[:, :, None] * 8 + torch.arange(8)).flatten(1)
     usable = (blocks.repeat_interleave(8, 1) >= 0) & (entries < counts[:, None])
     expected = torch.where(usable, wanted.gather(1, entries.clamp(0, length - 1).long()), ABSENT)
     wrong += int((within.int() != expected).sum())
-    picked = select_within(within, counts, 10, blocks, 8, warps=4)
-    some = select_within(within, counts, 3, blocks, 8, groups=PoolGroups(table, 16), best=largest)
-    few = select_within(within, counts, 3, blocks, 8, groups=PoolGroups(table, 16), warps=4)
-    wrong_choice += int((some != few).sum()) + int((some[:2] < 0).any())
-    for row in range(rows):
-        order = torch.sort(expected[row], descending=True, stable=True).indices
-        best_ones = [int(entries[row, p]) for p in order[:10] if usable[row, p]]
-        wrong_choice += int((torch.tensor((sorted(best_ones) + [-1] * 10)[:10]) != picked[row]).sum())
+    inside = torch.zeros(rows, length + 1, dtype=torch.int32).fill_(ABSENT)
+    inside = inside.scatter(1, torch.where(usable, entries, length).long(), expected)[:, :length]
+    asked = expected_entries(inside, counts, 3)
+    at, place = asked.clamp(min=0).long() // 16, asked % 16
+    records, elsewhere = (
+        torch.where(asked < 0, -1, one.gather(1, at) * 16 + place) for one in (table, table.roll(1, 1))
+    )
+    for tops_or_none in (largest, None):
+        groups = PoolGroups(table, 16)
+        picked = select_within(within, counts, 3, blocks, 8, warps=4, groups=groups, best=tops_or_none)
+        wrong_choice += int((picked != records).sum()) + int((picked == elsewhere)[:2].all())
     return {"index_keys_wrong": wrong, "index_choices_wrong": wrong_choice}
 
 
