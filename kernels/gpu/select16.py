@@ -29,6 +29,8 @@ from deepinfer.kernels.gpu.launching import (
 from deepinfer.kernels.gpu.select_best import select_best
 
 _CHUNK = 8
+_FEW = 4096
+"""Keys that the registers of four warps hold."""
 
 
 @kernel
@@ -102,12 +104,13 @@ def _held(
     top: int,
     blocks: torch.Tensor | None,
     block_size: int,
-    warps: int,
+    warps: int | None,
     groups: PoolGroups | None,
 ) -> torch.Tensor:
     num_rows, length = keys.shape
     num_blocks = ceil_div(length, block_size) if blocks is None else blocks.shape[1]
-    check_size(power_of_two(num_blocks) * block_size)
+    size = power_of_two(num_blocks) * block_size
+    check_size(size)
     if groups is not None and groups.size % block_size:
         raise ValueError("selection: a group of records must be whole blocks")
     chosen = torch.empty((num_rows, top), dtype=torch.int32, device=keys.device)
@@ -117,7 +120,7 @@ def _held(
         (num_rows,),
         *(keys, counts, counts if blocks is None else blocks, counts if groups is None else groups.table),
         *(chosen, length, top, num_blocks, 0 if groups is None else groups.table.shape[1]),
-        num_warps=warps,
+        num_warps=warps or (4 if size <= _FEW else 16),
         SIZE=block_size,
         WITHIN=blocks is not None,
         WHOLE=length % block_size == 0,
@@ -136,7 +139,7 @@ def select_within(
     top: int,
     blocks: torch.Tensor,
     block_size: int,
-    warps: int = 16,
+    warps: int | None = None,
     groups: PoolGroups | None = None,
     best: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -163,7 +166,7 @@ def select_entries(
     counts: torch.Tensor,
     top: int,
     block_size: int,
-    warps: int = 16,
+    warps: int | None = None,
     groups: PoolGroups | None = None,
 ) -> torch.Tensor:
     """Keys int16 [T, L] of all entries of a row -> int32 [T, top]: those of the largest, ascending, then -1.

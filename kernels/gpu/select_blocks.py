@@ -24,10 +24,49 @@ import triton.language as tl
 
 from deepinfer.kernels.gpu.capability import has_wgmma
 from deepinfer.kernels.gpu.key_search import places, reached, search
-from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 
 HELD = 16384
 """Largest keys that a program holds."""
+
+
+@device
+def _first_level(
+    u: Block,
+    block: Block,
+    own: Ptr,
+    low: Block,
+    guess: Block,
+    top: int,
+    R: tl.constexpr,
+    TOP: tl.constexpr,
+    GUESSED: tl.constexpr,
+) -> None:
+    """Write the best ``top`` of ``block`` with keys ``u``, both [R, n]; ``top`` or more reach ``low``.
+
+    GUESSED: ``guess`` is tried first.
+    """
+    largest = tl.max(u, axis=1)
+    high = tl.max(largest, axis=0) + 1
+    low = tl.maximum(low, reached(largest, R, TOP))
+    step = tl.maximum((high - low) // 3, 1)
+    first, second = low + step, low + 2 * step
+    if GUESSED:
+        guess = tl.minimum(guess, high)
+        first, second = tl.minimum(first, guess), tl.maximum(first, guess)
+    threshold, over, _ = search(u, low, high, first, second, top, 1)
+    keep, where, found = places(u, threshold, over, top)
+    tl.store(own + where, block, keep)
+    t = tl.arange(0, TOP)
+    tl.store(own + t, -1, (t >= found) & (t < top))
 
 
 @kernel
@@ -46,7 +85,9 @@ def _blocks_kernel(
     top: int,
     SIZE: tl.constexpr,
     CARRIED: tl.constexpr,
-    CARRY: tl.constexpr,
+    KEYS: tl.constexpr,
+    AMONG: tl.constexpr,
+    WHOLE: tl.constexpr,
     N: tl.constexpr,
     FEW: tl.constexpr,
     CHOSEN: tl.constexpr,
@@ -56,53 +97,54 @@ def _blocks_kernel(
 ) -> None:
     """Places 0 .. ``num_carried`` are those of carried blocks, the others ``first`` .. of the row.
 
-    CARRIED, CARRY: whether there are carried blocks, and whether the chosen ones are to be carried on.
-    CHOSEN, TOP: powers of two that hold what is wanted, 0 for nothing; FEWER is their ratio. EARLY: begins
-    early.
+    CARRIED: whether there are carried blocks. KEYS: whether keys of chosen blocks are written. AMONG: ``own``
+    are among them. WHOLE: ``FEW`` places in a row are of one kind. CHOSEN, TOP: powers of two that hold what
+    is wanted, 0 for nothing; FEWER is their ratio. EARLY: begins early.
     """
     if EARLY:
         after_launches_before()
     row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, N // FEW)[:, None] * FEW + tl.arange(0, FEW)[None, :]
+    few, r = tl.arange(0, FEW)[None, :], tl.arange(0, N // FEW)[:, None] * FEW
+    i = r + few
     count = tl.load(counts + row).to(tl.int32)
     place = i - num_carried
     block = first + place
-    there = (place >= 0) & (place < num_best) & (block * SIZE < count)
+    inside = (place >= 0) & (place < num_best)
+    there = inside & (block * SIZE < count)
+    usable = there
+    if WHOLE:
+        usable = tl.broadcast_to((r >= num_carried) & (r < num_carried + num_best), (N // FEW, FEW))
     # a number given for what is not loaded is not to be had: compiled, it fills words, not halves of them
-    u = tl.where(there, tl.load(best + row * num_best + place, there).to(tl.int32), -32768)
+    u = tl.where(there, tl.load(best + row * num_best + place, usable).to(tl.int32), -32768)
     if CARRIED:
         line = row * num_carried + i
         older = tl.load(carried + line, i < num_carried, other=-1)
         u = tl.where(older >= 0, tl.load(carried_keys + line, older >= 0).to(tl.int32), u)
         block = tl.where(i < num_carried, older, block)
         there = there | (older >= 0)
-    largest = tl.max(u, axis=1)
-    high = tl.max(largest, axis=0) + 1
-    low, seldom = reached(largest, N // FEW, TOP) if TOP else high, high
+    lowest = count * 0 - 32768
     if CHOSEN:
         v = tl.where(there & (block == (count - 1) // SIZE), 32768, u)
         highest = tl.max(v, axis=1)
-        least, most = reached(highest, N // FEW, CHOSEN), tl.max(highest, axis=0) + 1
-        step = tl.maximum((most - least) // 3, 1)
-        least, over, few = search(v, least, most, least + step, least + 2 * step, num_chosen, FEWER)
-        keep, where, found = places(v, least, over, num_chosen)
-        tl.store(chosen + row * num_chosen + where, block, keep)
-        if CARRY:
-            tl.store(chosen_keys + row * num_chosen + where, u.to(tl.int16), keep)
+        low, high = reached(highest, N // FEW, CHOSEN), tl.max(highest, axis=0) + 1
+        step = tl.maximum((high - low) // 3, 1)
+        low, over, seldom = search(v, low, high, low + step, low + 2 * step, num_chosen, FEWER)
+        keep, where, found = places(v, low, over, num_chosen)
+        out, out_keys = chosen + row * num_chosen, chosen_keys + row * num_chosen
+        tl.store(out + where, block, keep)
+        if KEYS:
+            tl.store(out_keys + where, u.to(tl.int16), keep)
         j = tl.arange(0, CHOSEN)
-        tl.store(chosen + row * num_chosen + j, -1, (j >= found) & (j < num_chosen))
-        if num_chosen > top:  # as many reach it, one of which may be the newest
-            low, seldom = tl.maximum(low, least), tl.minimum(few, high)
-    if TOP:
-        first = low + tl.maximum((high - low) // 3, 1)
-        second = low + 2 * tl.maximum((high - low) // 3, 1)
-        if CHOSEN:  # what few candidates reach is a good guess
-            first, second = tl.minimum(first, seldom), tl.maximum(first, seldom)
-        low, over, few = search(u, low, high, first, second, top, 1)
-        keep, where, found = places(u, low, over, top)
-        tl.store(own + row * top + where, block, keep)
-        t = tl.arange(0, TOP)
-        tl.store(own + row * top + t, -1, (t >= found) & (t < top))
+        tl.store(out + j, -1, (j >= found) & (j < num_chosen))
+        if AMONG:  # all but the newest of the chosen blocks come before every other one
+            tl.debug_barrier()
+            c = tl.arange(0, CHOSEN // FEWER)[:, None] * FEWER + tl.arange(0, FEWER)[None, :]
+            block = tl.load(out + c, c < num_chosen, other=-1)
+            u = tl.load(out_keys + c, c < num_chosen).to(tl.int32)
+            u = tl.where(block >= 0, u, -32768)
+            _first_level(u, block, own + row * top, low, seldom, top, CHOSEN // FEWER, TOP, True)
+    if TOP and not AMONG:
+        _first_level(u, block, own + row * top, lowest, lowest, top, N // FEW, TOP, False)
 
 
 @dataclass(frozen=True)
@@ -139,7 +181,7 @@ def best_blocks(
         warps: of a program; moves no bit.
 
     Returns:
-        The ``num_blocks`` (their keys only to be carried), and int32 [T, top]; ascending, then -1.
+        The ``num_blocks``, their keys if they are to be carried, and int32 [T, top]; ascending, then -1.
 
     Raises:
         ValueError: more blocks than a program holds.
@@ -152,8 +194,11 @@ def best_blocks(
     blocks, own = (
         torch.empty((num_rows, n), dtype=torch.int32, device=best.device) for n in (num_blocks, top)
     )
-    keys = torch.empty((num_rows, num_blocks if carry else 0), dtype=torch.int16, device=best.device)
+    are_among = num_blocks > top > 0  # the newest one, too
+    num_keys = num_blocks if carry or are_among else 0
+    keys = torch.empty((num_rows, num_keys), dtype=torch.int16, device=best.device)
     wanted, wanted_own = (power_of_two(n) if n else 0 for n in (num_blocks, top))
+    few = max(1, min(16, size // max(wanted, wanted_own, 1)))
     early = has_wgmma(best.device)
     launch(
         _blocks_kernel,
@@ -163,9 +208,11 @@ def best_blocks(
         num_warps=warps,
         SIZE=block_size,
         CARRIED=carried is not None,
-        CARRY=carry,
+        KEYS=num_keys > 0,
+        AMONG=are_among,
+        WHOLE=num_best % few == num_carried % few == 0,
         N=size,
-        FEW=max(1, min(16, size // max(wanted, wanted_own, 1))),
+        FEW=few,
         CHOSEN=wanted,
         TOP=wanted_own,
         FEWER=max(wanted // max(wanted_own, 1), 1),

@@ -61,8 +61,9 @@ def attention(width: int) -> None:
 
 def index(width: int) -> None:
     """Both kinds of keys."""
-    from deepinfer.kernels.gpu.pool_index import Keys, index_select
+    from deepinfer.kernels.gpu.pool_index import Keys
     from deepinfer.kernels.gpu.row_sources import floats, packed
+    from deepinfer.kernels.gpu.two_level import index_select
 
     q, w, counts = torch.empty(ROWS, HEADS, width), torch.empty(ROWS, HEADS), torch.zeros(ROWS).long()
     pages = packed(records("mxfp4", width, width // 2, width // 32, 64))
