@@ -14,16 +14,17 @@ import numpy.typing as npt
 import torch
 
 from deepinfer.kernels.cpu.experts import run_moe
-from deepinfer.kernels.cpu.hyper import LANES, collapse_kernel, mix_kernel
+from deepinfer.kernels.cpu.hyper import collapse_kernel, mix_kernel
 from deepinfer.kernels.cpu.linear import PackedLinear, linear_kernel
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
 from deepinfer.kernels.cpu.rope import rotate_kernel
 from deepinfer.kernels.cpu.router import route_kernel
+from deepinfer.kernels.cpu.sinkhorn import LANES, refuse_other_streams
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, SiteWeights
 
 Float32 = npt.NDArray[np.float32]
-BLOCK_ROWS = 6 * LANES
+BLOCK_ROWS = 12 * LANES
 """Rows of a block, a multiple of what every kernel handles side by side; no effect on bits."""
 
 
@@ -54,6 +55,7 @@ def site_input(
 ) -> SiteInput:
     """See ``Ops.site_input``."""
     num_rows, num_streams, width = streams.shape
+    refuse_other_streams(num_streams)
     fn: PackedLinear = site.fn
     flat = _rows(streams, fn.num_inputs)
     source, factors = flat.reshape(num_rows, num_streams, width), pre.contiguous().numpy()

@@ -1,8 +1,6 @@
 """Manifold-constrained hyper-connections (model.md section 2.2): mixes, Sinkhorn, collapse and expand.
 
-Legend: T rows, S = 4 residual streams, D model width. Sinkhorn runs on sixteen rows side by side; each row's
-    own
-operations keep one order.
+Legend: T rows, S = 4 residual streams, D model width. Sinkhorn runs on eight rows side by side (``sinkhorn``).
 """
 
 from __future__ import annotations
@@ -15,27 +13,11 @@ from deepinfer.kernels.cpu.compiled import inlined, kernel
 from deepinfer.kernels.cpu.elementary import exp, fma, rsqrt, sigmoid, to_bf16
 from deepinfer.kernels.cpu.linear import PackedLinear, linear
 from deepinfer.kernels.cpu.norms import square_sums
+from deepinfer.kernels.cpu.sinkhorn import LANES, balance, refuse_other_streams
 from deepinfer.kernels.cpu.workers import Workers
 
 Float32 = npt.NDArray[np.float32]
-LANES = 16
 _ZERO, _TWO, _INFINITY = np.float32(0.0), np.float32(2.0), np.float32(np.inf)
-
-
-@inlined
-def _divide_by_sum(p: Float32, first: int, step: int, streams: int, eps: np.float32, total: Float32) -> None:
-    """Divide rows ``first, first + step, ...`` of ``p`` by their sum plus ``eps``, lane by lane."""
-    total[:] = _ZERO
-    for i in range(streams):
-        part = p[first + i * step]
-        for lane in range(LANES):
-            total[lane] = total[lane] + part[lane]
-    for lane in range(LANES):
-        total[lane] = total[lane] + eps
-    for i in range(streams):
-        part = p[first + i * step]
-        for lane in range(LANES):
-            part[lane] = part[lane] / total[lane]
 
 
 @inlined
@@ -61,16 +43,9 @@ def _softmax_row(p: Float32, streams: int, eps: np.float32, largest: Float32, to
 @inlined
 def _sinkhorn_lanes(p: Float32, streams: int, iterations: int, eps: np.float32, scratch: Float32) -> None:
     """``p`` [S * S, LANES], logits in, doubly normalised matrices out; columns are normalised last."""
-    total = scratch[0]
     for a in range(streams):
-        _softmax_row(p[a * streams : (a + 1) * streams], streams, eps, scratch[1], total)
-    for b in range(streams):
-        _divide_by_sum(p, b, streams, streams, eps, total)
-    for _ in range(iterations - 1):
-        for a in range(streams):
-            _divide_by_sum(p, a * streams, 1, streams, eps, total)
-        for b in range(streams):
-            _divide_by_sum(p, b, streams, streams, eps, total)
+        _softmax_row(p[a * streams : (a + 1) * streams], streams, eps, scratch[1], scratch[0])
+    balance(np.int64(p.ctypes.data), iterations, eps)
 
 
 @kernel
@@ -93,6 +68,7 @@ def _sinkhorn_kernel(
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float, workers: Workers) -> torch.Tensor:
     """float32 [T, S, S] (input stream, output stream) -> doubly normalised [T, S, S]."""
+    refuse_other_streams(logits.shape[1])
     source = logits.contiguous().numpy()
     out = np.empty_like(source)
     workers.run(
@@ -121,19 +97,17 @@ def mix_kernel(
     """Coefficients of rows ``low .. high`` from ``streams`` [T, S * D] and ``products`` [T, S * S + 2 S]."""
     num_streams = pre.shape[1]
     width = np.float32(streams.shape[1])
-    sums = np.empty(8, np.float32)
+    sums = np.empty(LANES, np.float32)
     m = np.zeros((products.shape[1], LANES), np.float32)
     p = np.zeros((num_streams * num_streams, LANES), np.float32)
     scratch = np.empty((2, LANES), np.float32)
     for row in range(low, high, LANES):
         count = min(LANES, high - row)
-        for part in range(0, count, 8):
-            part_count = min(8, count - part)
-            square_sums(streams, row + part, part_count, sums)
-            for r in range(part_count):
-                factor = rsqrt(sums[r] / width + rms_eps)
-                for i in range(products.shape[1]):
-                    m[i, part + r] = products[row + part + r, i] * factor
+        square_sums(streams, row, count, sums)
+        for lane in range(count):
+            factor = rsqrt(sums[lane] / width + rms_eps)
+            for i in range(products.shape[1]):
+                m[i, lane] = products[row + lane, i] * factor
         for n in range(num_streams):
             for lane in range(count):
                 pre[row + lane, n] = sigmoid(fma(m[n, lane], scale[0], base[n])) + hc_eps
@@ -165,6 +139,7 @@ def hc_mix(
         ``pre`` [T, S], ``post`` [T, S] and ``comb`` [T, S, S] (input stream, output stream), all float32.
     """
     num_rows, num_streams, _ = streams.shape
+    refuse_other_streams(num_streams)
     flat = streams.reshape(num_rows, -1)
     products = linear(flat, fn, False, workers).numpy()
     rows = flat.contiguous().numpy()

@@ -20,30 +20,33 @@ LANES = 8
 
 @inlined
 def square_sums(x: Float32, row: int, count: int, sums: Float32) -> None:
-    """``sums[r]`` = chain of x[row + r, d]**2 over ascending d, for ``count`` rows (at most eight)."""
-    if count == 8:
-        x0, x1, x2, x3 = x[row], x[row + 1], x[row + 2], x[row + 3]
-        x4, x5, x6, x7 = x[row + 4], x[row + 5], x[row + 6], x[row + 7]
-        s0, s1, s2, s3 = _ZERO, _ZERO, _ZERO, _ZERO
-        s4, s5, s6, s7 = _ZERO, _ZERO, _ZERO, _ZERO
+    """``sums[r]`` = chain of x[row + r, d]**2 over ascending d, for ``count`` rows (at most eight).
+
+    Eight chains take as long as one. Two to seven rows repeat their last one.
+    """
+    if count == 1:
+        s0 = _ZERO
+        one = x[row]
         for d in range(x.shape[1]):
-            s0 = fma(x0[d], x0[d], s0)
-            s1 = fma(x1[d], x1[d], s1)
-            s2 = fma(x2[d], x2[d], s2)
-            s3 = fma(x3[d], x3[d], s3)
-            s4 = fma(x4[d], x4[d], s4)
-            s5 = fma(x5[d], x5[d], s5)
-            s6 = fma(x6[d], x6[d], s6)
-            s7 = fma(x7[d], x7[d], s7)
-        sums[0], sums[1], sums[2], sums[3] = s0, s1, s2, s3
-        sums[4], sums[5], sums[6], sums[7] = s4, s5, s6, s7
-    else:
-        for r in range(count):
-            s0 = _ZERO
-            one = x[row + r]
-            for d in range(x.shape[1]):
-                s0 = fma(one[d], one[d], s0)
-            sums[r] = s0
+            s0 = fma(one[d], one[d], s0)
+        sums[0] = s0
+        return
+    last = row + count - 1
+    x0, x1, x2, x3 = x[row], x[row + 1], x[min(row + 2, last)], x[min(row + 3, last)]
+    x4, x5, x6, x7 = x[min(row + 4, last)], x[min(row + 5, last)], x[min(row + 6, last)], x[min(row + 7, last)]
+    s0, s1, s2, s3 = _ZERO, _ZERO, _ZERO, _ZERO
+    s4, s5, s6, s7 = _ZERO, _ZERO, _ZERO, _ZERO
+    for d in range(x.shape[1]):
+        s0 = fma(x0[d], x0[d], s0)
+        s1 = fma(x1[d], x1[d], s1)
+        s2 = fma(x2[d], x2[d], s2)
+        s3 = fma(x3[d], x3[d], s3)
+        s4 = fma(x4[d], x4[d], s4)
+        s5 = fma(x5[d], x5[d], s5)
+        s6 = fma(x6[d], x6[d], s6)
+        s7 = fma(x7[d], x7[d], s7)
+    sums[0], sums[1], sums[2], sums[3] = s0, s1, s2, s3
+    sums[4], sums[5], sums[6], sums[7] = s4, s5, s6, s7
 
 
 @kernel
