@@ -1,6 +1,6 @@
 """Manifold-constrained hyper-connections (model.md section 2.2): mixes, Sinkhorn, collapse and expand.
 
-Legend: T rows, S = 4 residual streams, D model width. Sinkhorn runs on eight rows side by side (``sinkhorn``).
+Legend: T rows, S = 4 residual streams, D model width. Sinkhorn runs on eight rows side by side.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def square_sums(x: Float32, row: int, count: int, sums: Float32) -> None:
         return
     last = row + count - 1
     x0, x1, x2, x3 = x[row], x[row + 1], x[min(row + 2, last)], x[min(row + 3, last)]
-    x4, x5, x6, x7 = x[min(row + 4, last)], x[min(row + 5, last)], x[min(row + 6, last)], x[min(row + 7, last)]
+    x4, x5 = x[min(row + 4, last)], x[min(row + 5, last)]
+    x6, x7 = x[min(row + 6, last)], x[min(row + 7, last)]
     s0, s1, s2, s3 = _ZERO, _ZERO, _ZERO, _ZERO
     s4, s5, s6, s7 = _ZERO, _ZERO, _ZERO, _ZERO
     for d in range(x.shape[1]):

@@ -1,8 +1,8 @@
 """The iterations of Sinkhorn, as LLVM vector code: eight matrices side by side, one in each lane.
 
-Sixteen vectors hold a matrix of four streams each in a lane, and stay in registers from the first iteration to
-the last: from a numba loop every sum and every quotient goes through memory, ten times slower. Each lane's
-operations keep one order: a sum over ascending streams, then eps, then the quotients.
+Sixteen vectors, one for each element of a matrix, stay in registers from the first iteration to the last.
+From a numba loop every sum and every quotient goes through memory, ten times slower. Each lane's operations
+keep one order: a sum over ascending streams, then eps, then the quotients.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def _make_balance() -> Balance:
         pointer, count = builder.inttoptr(address, _VECTOR.as_pointer()), STREAMS * STREAMS
         undefined = ir.Constant(_VECTOR, ir.Undefined)
         single = builder.insert_element(undefined, one_eps, ir.Constant(_I32, 0))
-        eps = builder.shuffle_vector(
-            single, undefined, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-        )
+        eps = builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
         places = [builder.gep(pointer, [ir.Constant(_I64, i)]) for i in range(count)]
         p = [builder.load(place) for place in places]
         for value in p:
