@@ -10,7 +10,7 @@ Legend: M rows, N outputs, K inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,10 +19,11 @@ from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Worksp
 from deepinfer.kernels.gpu.gemm_wide import WideTile, gemm_wide
 from deepinfer.kernels.gpu.launching import ceil_div
 
-_BUCKETS = (16, 64, 512, 2048)
-"""Largest row counts of the buckets; a fifth holds the rest."""
+_BUCKETS = (16, 64, 256, 512, 2048)
+"""Largest row counts of the buckets; a sixth holds the rest."""
 _FEW = Tile(64, 16, 128, 6, 4)
 _SOME = Tile(64, 64, 128, 4, 4)
+_SQUARE = Tile(128, 128, 64, 4, 4)
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ _MEASURED = {
         (
             _FEW,
             _SOME,
+            _SOME,
             WideTile((64, 0), (128, 0), 128, 4, 4),
             WideTile((128, 0), (128, 32), 64, 4, 8),
             Tile(128, 128, 64, 4, 4),
@@ -49,6 +51,7 @@ _MEASURED = {
         (
             _FEW,
             _SOME,
+            Tile(64, 128, 64, 5, 4),
             Tile(64, 256, 64, 4, 4),
             WideTile((128, 64), (128, 64), 64, 4, 8),
             WideTile((128, 0), (128, 0), 64, 3, 4),
@@ -59,6 +62,7 @@ _MEASURED = {
         (
             _FEW,
             _SOME,
+            _SQUARE,
             WideTile((128, 0), (128, 64), 64, 4, 8),
             Tile(128, 128, 64, 4, 4),
             WideTile((128, 0), (128, 0), 64, 3, 4),
@@ -69,6 +73,7 @@ _MEASURED = {
         (
             _FEW,
             _SOME,
+            _SQUARE,
             WideTile((128, 0), (128, 64), 64, 4, 8),
             Tile(64, 256, 64, 4, 4),
             WideTile((128, 0), (256, 0), 64, 4, 8),
@@ -79,6 +84,7 @@ _MEASURED = {
         (
             Tile(64, 16, 128, 4, 4),
             Tile(128, 64, 128, 3, 8),
+            _SQUARE,
             WideTile((128, 0), (256, 0), 64, 4, 8),
             WideTile((128, 0), (128, 0), 64, 3, 4),
             Tile(128, 256, 64, 3, 8),
@@ -88,6 +94,7 @@ _MEASURED = {
         1280,
         (
             Tile(64, 16, 128, 6, 4, BY_SECOND),
+            Tile(64, 64, 128, 4, 4, BY_SECOND),
             Tile(64, 64, 128, 4, 4, BY_SECOND),
             Tile(64, 128, 64, 5, 4, BY_SECOND),
             Tile(64, 128, 64, 5, 4),
@@ -99,6 +106,7 @@ _MEASURED = {
         (
             Tile(64, 16, 128, 4, 4),
             Tile(128, 64, 64, 5, 4),
+            _SQUARE,
             WideTile((128, 0), (256, 0), 64, 4, 8),
             Tile(128, 256, 64, 4, 8),
             WideTile((128, 0), (256, 0), 64, 4, 8),
@@ -126,7 +134,8 @@ def plan(outputs: int, inputs: int, buckets: bool = True) -> Plan:
     chunk = split(outputs, inputs)
     few = Tile(64, 16, 128, 4, 4, BY_LAST)
     some = Tile(64, 64, 128, 4, 4, BY_SECOND)
-    many = Tile(64, 128, 64, 5, 4), Tile(128, 128, 64, 4, 8), Tile(128, 128, 64, 4, 8)
+    more = Tile(64, 128, 64, 5, 4, BY_SECOND)
+    many = more, Tile(64, 128, 64, 5, 4), Tile(128, 128, 64, 4, 8), Tile(128, 128, 64, 4, 8)
     return Plan(chunk, (few, some, *many))
 
 
@@ -168,8 +177,10 @@ def multiply_groups(
     outputs, inputs = w.shape[1:]
     chosen = plan(outputs, inputs, capability_at(x.device).buckets)
     tile, chunks = chosen.tiles[sum(len(x) > bound for bound in _BUCKETS)], ceil_div(inputs, chosen.chunk)
-    if len(x) > _BUCKETS[1] or isinstance(tile, WideTile) or inputs % chosen.chunk:
+    if len(x) > _BUCKETS[2] or isinstance(tile, WideTile) or inputs % chosen.chunk:
         return None
-    if chunks > 1 and (tile.way == BY_SECOND or chunks * out.numel() > workspace.partials.numel()):
+    if chunks > 1 and chunks * out.numel() > workspace.partials.numel():
         return None
+    if tile.way == BY_SECOND:  # there is no second launch for groups
+        tile = replace(tile, way=BY_LAST)
     return gemm(x, w, out, chosen.chunk, tile, workspace, bf16)
