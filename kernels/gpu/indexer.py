@@ -1,12 +1,15 @@
 """Index scores and two-level selection of compressed entries, profile strict (model.md sections 4.3 to 4.5).
 
 A dot product is a chain over ascending channels, a score a chain over ascending heads. Scores leave the
-kernel as ordered integers, since they are only compared.
+kernel as ordered integers, since they are only compared. A row longer than what is held of it is scored in
+parts, of which the largest key of each block stays, and its best blocks once more.
 
 Legend: T rows, Hi index heads, Ci index width, L scored positions of a row.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 import triton.language as tl
@@ -16,8 +19,10 @@ from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch, power
 from deepinfer.kernels.gpu.selection import select_top
 
 _ENTRIES, _CHANNELS, _BLOCKS = 64, 32, 256
+_HELD = 16384
+"""Entries of a row whose keys are held at a time."""
 _SCRATCH_KEYS = 1 << 26
-"""Ordered scores held at a time: 256 MiB."""
+"""Of all rows: 256 MiB."""
 
 
 @kernel
@@ -128,10 +133,11 @@ def index_select(
     num_blocks: int,
     block_size: int,
     bf16: bool,
+    held: int = _HELD,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Top entries of every row over all its visible entries, and its candidate blocks; see ``Ops``.
 
-    ``longest`` sizes the scores that are kept of a row.
+    ``longest`` sizes the scores that are kept of a row, up to ``held``; that moves no bit.
     """
     num_rows = q.shape[0]
     queries, weights, pool = q.contiguous(), w.contiguous(), keys.contiguous()
@@ -139,17 +145,54 @@ def index_select(
     blocks = torch.full((num_rows, num_blocks), -1, dtype=torch.int32, device=q.device)
     if longest == 0:
         return entries, blocks
-    step = max(1, _SCRATCH_KEYS // longest)
-    for low in range(0, num_rows, step):
-        part = slice(low, min(low + step, num_rows))
-        own = counts[part].contiguous()
-        scored = _scores(
-            queries[part], weights[part], pool, base[part].contiguous(), own, None, block_size, longest, bf16
-        )
-        entries[part] = select_top(scored, top)
+    held = max(held // block_size, top + 1) * block_size
+    step = max(1, _SCRATCH_KEYS // (min(longest, held) + longest // block_size))
+    for row in range(0, num_rows, step):
+        part = slice(row, min(row + step, num_rows))
+        places = base[part].contiguous(), counts[part].contiguous()
+        rows = _Rows(queries[part], weights[part], pool, *places, block_size, bf16)
+        if longest <= held:
+            scored = rows.keys(longest)
+            entries[part] = select_top(scored, top)
+            best = _best(scored, rows.counts, block_size) if num_blocks else scored
+        else:  # the best entries lie in as many best blocks (``select_blocks.py``), beside the newest one
+            starts = range(0, longest, held)
+            best = torch.cat([rows.after(low).best(min(held, longest - low)) for low in starts], 1)
+            entries[part] = rows.top_within(select_top(best, top + 1), top)
         if num_blocks:
-            blocks[part] = select_top(_best(scored, own, block_size), num_blocks)
+            blocks[part] = select_top(best, num_blocks)
     return entries, blocks
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Contiguous arguments of ``index_select`` for some rows."""
+
+    q: torch.Tensor
+    w: torch.Tensor
+    pool: torch.Tensor
+    base: torch.Tensor
+    counts: torch.Tensor
+    block_size: int
+    bf16: bool
+
+    def after(self, first: int) -> _Rows:
+        """The same rows, without their first entries."""
+        return replace(self, base=self.base + first, counts=self.counts - first)
+
+    def keys(self, length: int, blocks: torch.Tensor | None = None) -> torch.Tensor:
+        """Ordered keys int32 [T, length] of the first entries, or of those of ``blocks``."""
+        places = self.base, self.counts, blocks, self.block_size
+        return _scores(self.q, self.w, self.pool, *places, length, self.bf16)
+
+    def best(self, length: int) -> torch.Tensor:
+        """The largest key of each block of the first entries; their keys are gone with this call."""
+        return _best(self.keys(length), self.counts, self.block_size)
+
+    def top_within(self, blocks: torch.Tensor, top: int) -> torch.Tensor:
+        """Top entries of ``blocks`` int32 [T, Nb]."""
+        scored = self.keys(blocks.shape[1] * self.block_size, blocks)
+        return select_top(scored, top, blocks, self.block_size)
 
 
 def _best(keys: torch.Tensor, counts: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -174,10 +217,5 @@ def index_select_within(
     bf16: bool,
 ) -> torch.Tensor:
     """Top entries among each row's candidate ``blocks`` int32 [T, Nb]; see ``Ops``."""
-    allowed = blocks.to(torch.int32).contiguous()
-    length = allowed.shape[1] * block_size
-    scored = _scores(
-        *(q.contiguous(), w.contiguous(), keys.contiguous(), base.contiguous(), counts.contiguous()),
-        *(allowed, block_size, length, bf16),
-    )
-    return select_top(scored, top, allowed, block_size)
+    args = (q.contiguous(), w.contiguous(), keys.contiguous(), base.contiguous(), counts.contiguous())
+    return _Rows(*args, block_size, bf16).top_within(blocks.to(torch.int32).contiguous(), top)

@@ -1,7 +1,7 @@
 """Two-level selection in the interpreter against a stable sort, keys made up to be as unkind as keys can be.
 
-Prints JSON: choices that are wrong, and how many would be if ties went to the highest index. Argument
-``all``: every kind of keys, in every shape.
+Prints JSON: choices that are wrong, how many would be if ties went to the highest index, and those of profile
+strict that are wrong. Argument ``all``: every kind of keys, in every shape.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from exact_interpreter import make_exact
 
 make_exact()
 
-from deepinfer.kernels.gpu import two_level  # noqa: E402
+from deepinfer.kernels.gpu import indexer, two_level  # noqa: E402
 from deepinfer.kernels.gpu.index_scan import ABSENT  # noqa: E402
 from deepinfer.kernels.gpu.two_level import Limits, index_select, index_select_within  # noqa: E402
+from deepinfer.kernels.reference import indexer as reference  # noqa: E402
 
 BLOCK, LENGTH = 8, 448
 GENERATOR = torch.Generator().manual_seed(3)
@@ -130,7 +131,7 @@ def wrong(keys: torch.Tensor, counts: torch.Tensor, shape: Shape) -> dict[str, i
     found = index_select(blank, blank[:, 0], given, counts, LENGTH, top, num_blocks, BLOCK, limits)
     asked = wanted(keys, counts, top, num_blocks)
     differ = sum(int((a != b).sum()) for a, b in zip(found, asked, strict=True))
-    if num_blocks:
+    if num_blocks and len(counts) > len(FEW):
         inside = torch.zeros(len(counts), LENGTH // BLOCK + 1, dtype=torch.bool)
         inside = inside.scatter(1, asked[1].long() % (LENGTH // BLOCK + 1), True)[:, :-1]
         within = torch.where(inside.repeat_interleave(BLOCK, 1), keys, ABSENT)
@@ -139,6 +140,16 @@ def wrong(keys: torch.Tensor, counts: torch.Tensor, shape: Shape) -> dict[str, i
     other = wanted(keys, counts, top, num_blocks, last=True)
     control = sum(int((a != b).sum()) for a, b in zip(found, other, strict=True))
     return {"wrong": differ, "control": control}
+
+
+def strict_parts() -> int:
+    """Choices of profile strict that are wrong where rows come in parts, scores coarse and exact."""
+    q, keys = torch.randint(-1, 2, (1, 2, 16), generator=GENERATOR).float(), torch.zeros(150, 16)
+    keys[:, :2] = torch.randint(-1, 2, (150, 2), generator=GENERATOR)
+    given, asked = (q, torch.ones(1, 2), keys, torch.tensor([3]), torch.tensor([147])), (5, 4, BLOCK)
+    found = indexer.index_select(*given, 147, *asked, True, held=64)
+    sure = reference.index_select(*given, *asked, True)
+    return sum(int((a != b).sum()) for a, b in zip(found, sure, strict=True))
 
 
 def main() -> None:
@@ -154,7 +165,8 @@ def main() -> None:
             SMALL,
         )
     found = [wrong(keys, counts, shape) for shape in shapes]
-    print(json.dumps({name: sum(one[name] for one in found) for name in found[0]}))
+    sums = {name: sum(one[name] for one in found) for name in found[0]}
+    print(json.dumps(sums | {"strict": strict_parts()}))
 
 
 if __name__ == "__main__":
