@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from deepinfer.engine.asynchrony import Runner
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.speculation.confidence import ConfidenceDrafts
-from deepinfer.engine.turns.turn_run import TurnRun
+from deepinfer.engine.turns.turn_run import TurnResult, TurnRun
 
 T = TypeVar("T")
 
@@ -54,11 +54,19 @@ class LoggedRunner:
             self._num_ahead -= 1
             now_s = time.perf_counter()
             entry["ms"] = round((now_s - (begun_s if is_first else self._landed_s)) * 1e3, 3)
-            entry["tokens"] = sum(len(answer.token_ids) for answer in getattr(result, "answers", ()))
+            entry["tokens"] = _num_tokens(result)
             self._landed_s = now_s
             return result
 
         return finish
+
+
+def _num_tokens(result: Any) -> int:
+    """Tokens that a step gave; of a turn without a look at single sequences, which would cost what is timed."""
+    if isinstance(result, TurnResult):
+        found = result.outcome
+        return int((found.accepted + 1)[found.count > 0].sum())
+    return sum(len(answer.token_ids) for answer in getattr(result, "answers", ()))
 
 
 def _named(work: Callable[[], Any]) -> dict[str, Any]:

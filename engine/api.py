@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -191,9 +192,8 @@ class GenerateRequest:
     should_stop: Callable[[Sequence[int]], bool] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenRecord:
-    """One emitted token of one sample.
+class TokenRecord(NamedTuple):
+    """One emitted token of one sample; a tuple, which is made in a quarter of the time of a frozen dataclass.
 
     Attributes:
         request_id, sample_index: whose token.
@@ -205,7 +205,8 @@ class TokenRecord:
         prompt: scores of the prompt, on the first token if asked for; ``valid`` is False in the holes.
         finish_reason: ``stop``, ``length``, ``abort`` or ``prompt_length_exceeded`` on the last record of a
             sample, else empty.
-        num_hit_tokens, num_preemptions: of the sample, on its last record; no part of what was answered.
+        num_hit_tokens, num_preemptions: of the sample, on its last record; no part of what was answered, nor
+            of what makes two records equal.
     """
 
     request_id: str
@@ -218,8 +219,25 @@ class TokenRecord:
     top_logprobs: tuple[float, ...] = ()
     prompt: ScoreResult | None = None
     finish_reason: str = ""
-    num_hit_tokens: int = field(default=0, compare=False)
-    num_preemptions: int = field(default=0, compare=False)
+    num_hit_tokens: int = 0
+    num_preemptions: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same of the same token."""
+        if not isinstance(other, TokenRecord):
+            return NotImplemented
+        return tuple(self)[:_NUM_COMPARED] == tuple(other)[:_NUM_COMPARED]
+
+    def __ne__(self, other: object) -> bool:
+        """See ``__eq__``; a tuple has an answer of its own."""
+        return not self == other
+
+    def __hash__(self) -> int:
+        """Of what is compared."""
+        return hash(tuple(self)[:_NUM_COMPARED])
+
+
+_NUM_COMPARED = TokenRecord._fields.index("num_hit_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

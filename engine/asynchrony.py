@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
 
-@runtime_checkable
-class Launchable(Protocol):
+class Launchable(ABC):
     """Work that can be handed to a device."""
 
+    @abstractmethod
     def launch(self) -> Callable[[], Any]:
         """Begin; what comes back waits for the result."""
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Mapping
 from collections.abc import Sequence as Items
 
 from deepinfer.engine.api import (
     FinishReason,
     GenerateRequest,
-    PrefillMode,
     RequestFailure,
     ScoreRequest,
     TokenRecord,
@@ -18,8 +16,7 @@ from deepinfer.engine.api import (
 from deepinfer.engine.asynchrony import Runner, runner_of
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
-from deepinfer.engine.cache.prefix_tree import PrefixTree
-from deepinfer.engine.cache.snapshots import Snapshot
+from deepinfer.engine.convoy import Convoy, Loop, convoy_of
 from deepinfer.engine.core_config import CoreConfig as CoreConfig
 from deepinfer.engine.core_config import Observer as Observer
 from deepinfer.engine.emission import Ending, ending, terminal_record, token_records
@@ -28,6 +25,7 @@ from deepinfer.engine.launcher import Launcher
 from deepinfer.engine.logprobs import ScoreSheet
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
+from deepinfer.engine.prefixes import Prefixes
 from deepinfer.engine.requests import checked_ids
 from deepinfer.engine.sampling_rules import validate
 from deepinfer.engine.scheduler import Scheduler, Share
@@ -39,7 +37,7 @@ from deepinfer.engine.speculation.policy import draft_policy
 from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.speculation.unseen import Unseen
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64, blocks_for
-from deepinfer.engine.step_run import Answer, Boundary, StepResult
+from deepinfer.engine.step_run import Answer, StepResult
 from deepinfer.engine.turns.turn_run import TurnRun
 
 
@@ -56,9 +54,6 @@ class EngineCore:
             policy = draft_policy(config.speculation, model.config, model.ops)
             self.speculation = SpeculationControl(drafter, policy, model.config.dspark_block_size)
         self.pool = BlockPool(config.num_blocks)
-        self.tree: PrefixTree[Snapshot] = PrefixTree(
-            BLOCK_TOKENS, self.pool, max_snapshots=config.max_snapshots
-        )
         ring = default_ring(model.config)
         if config.asynchronous and self.speculation:
             ring += model.config.dspark_block_size + 1  # a turn may start before block ends are saved
@@ -71,11 +66,12 @@ class EngineCore:
             exact=not model.ops.round_caches,
         )
         self.caches = Caches(model.config, shape, model.ops.device, model.ops.copy_rows_)
+        self.prefixes = Prefixes.of(self.pool, self.caches, rule, config)
         self.scheduler = Scheduler(
             limits=config.limits,
             pool=self.pool,
             num_blocks=config.num_blocks,
-            admit=self._resume,
+            admit=self.prefixes.resume,
             draft_policy=None if self.speculation is None else self.speculation.policy,
         )
         self.max_length = min(model.config.max_position_embeddings, config.num_blocks * BLOCK_TOKENS)
@@ -85,7 +81,7 @@ class EngineCore:
             self.caches,
             self.caches.layout(model.history_length),
             None if self.speculation is None else self.speculation.drafter,
-            self._num_snapshot_layers,
+            self.prefixes.num_layers,
         )
         if config.graphs:
             longest = self.max_length + model.config.dspark_block_size + 1
@@ -95,6 +91,7 @@ class EngineCore:
         self._num_added = 0
         self._runner: Runner = runner_of(model.ops.device.type, config.asynchronous)
         self._flights: deque[InFlight] = deque()
+        self._convoy: Convoy | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -134,6 +131,7 @@ class EngineCore:
 
     def abort(self, request_id: str) -> list[TokenRecord]:
         """End all samples of a request now; one terminal record each, none for an unknown name."""
+        self._tell()
         ended = [sequence for key, sequence in self._live.items() if key[0] == request_id]
         records = [terminal_record(sequence, FinishReason.ABORT) for sequence in ended]
         for sequence in ended:
@@ -143,13 +141,51 @@ class EngineCore:
 
     def sequence(self, request_id: str, sample_index: int) -> Sequence | None:
         """A live sample, for statistics."""
+        self._tell()
         return self._live.get((request_id, sample_index))
 
-    def step(self) -> list[TokenRecord]:
+    def step(self) -> Items[TokenRecord]:
         """Run one step; returns the tokens that it emitted, in packed order.
 
         If the engine is asynchronous, the next step has started when this returns.
         """
+        records: Items[TokenRecord] | None = None
+        if self._convoy is not None and self.observe is None:
+            records = self._convoy.step()
+        if records is None:
+            self._tell()
+            records = self._step()
+            self._convoy = self._formed()
+        self._land_all_if_idle()
+        return records
+
+    def _formed(self) -> Convoy | None:
+        """A convoy of those that decode, if there is nothing else to do."""
+        turns = self.launcher.turns
+        if turns is None or self.observe is not None or not self._runner.is_asynchronous:
+            return None
+        return convoy_of(
+            Loop(
+                turns=turns,
+                runner=self._runner,
+                scheduler=self.scheduler,
+                speculation=self.speculation,
+                flights=self._flights,
+                saved=self.launcher.turn_layers,
+                eos_token_id=self.model.config.eos_token_id,
+                max_length=self.max_length,
+                forget=self._forget,
+                remember=self.prefixes.remember,
+            )
+        )
+
+    def _tell(self) -> None:
+        """End the convoy, so that its sequences know everything."""
+        if self._convoy is not None:
+            self._convoy.tell()
+            self._convoy = None
+
+    def _step(self) -> Items[TokenRecord]:
         if not self._flights and not self._launch(self.scheduler.next_step() or []):
             return []
         ahead = self.scheduler.next_step() if self._runner.is_asynchronous else None
@@ -158,9 +194,7 @@ class EngineCore:
         if ahead and not has_followed:
             has_followed = self._launch([share for share in ahead if not share.sequence.is_over])
         self.scheduler.stats.num_ahead += has_followed
-        records = self._settle(landed)
-        self._land_all_if_idle()
-        return records
+        return self._settle(landed)
 
     def _land_all_if_idle(self) -> None:
         while self._flights and not self._live:
@@ -198,10 +232,12 @@ class EngineCore:
         if drafting is Drafting.ON and self.speculation is not None:
             num_drafted = self.speculation.policy.block(len(shares))
         work = self.launcher.ready(shares, drafting, num_drafted, self.observe is not None, num_shared_out)
-        num_drafts = sum(s.num_drafts for s in shares) if num_shared_out is None else num_shared_out
-        for share in shares:
-            share.sequence.num_in_flight += share.num_rows
-            share.sequence.num_drafts_in_flight += share.num_drafts
+        num_drafts = 0
+        for sequence, num_rows, mine, _ in shares:
+            sequence.num_in_flight += num_rows
+            sequence.num_drafts_in_flight += mine
+            num_drafts += mine
+        num_drafts = num_drafts if num_shared_out is None else num_shared_out
         is_turn = isinstance(work, TurnRun)
         wait = self._runner.start(work)
         self._flights.append(InFlight(shares, num_drafts, drafting, num_drafted, wait, is_turn))
@@ -220,70 +256,36 @@ class EngineCore:
 
     def _settle(self, landed: Landed) -> list[TokenRecord]:
         """Hand out the tokens of a step that has landed, and end the sequences that they end."""
-        ends = [ending(a, self.model.config.eos_token_id, self.max_length) for a in landed.answers]
-        if self.config.prefix_caching:
+        result, answers, eos, longest = (
+            landed.result, landed.answers, self.model.config.eos_token_id, self.max_length
+        )  # fmt: skip
+        ends = [ending(answer, eos, longest) for answer in answers]
+        if self.config.prefix_caching and result.boundaries:
             computed = {id(share.sequence): share.sequence.num_computed for share in landed.live}
-            for answer, end in zip(landed.answers, ends, strict=True):
+            for answer, end in zip(answers, ends, strict=True):
                 computed[id(answer.share.sequence)] = end.num_computed
-            self._remember(landed.result.boundaries, computed)
-        records: list[TokenRecord] = []
-        for answer, end in zip(landed.answers, ends, strict=True):
-            records += self._emit(answer, end, landed.result)
+            self.prefixes.remember(result.boundaries, computed)
+        if self.observe is not None:
+            self._show(self.observe, answers, ends, result)
+        if result.sampled is None:
+            return []
+        records = token_records(answers, ends, result.sampled)
+        for answer, end in zip(answers, ends, strict=True):
+            if end.reason is not None:
+                self._forget(answer.share.sequence, end.reason)
         return records
 
-    def _emit(self, answer: Answer, end: Ending, result: StepResult) -> list[TokenRecord]:
-        assert result.sampled is not None, "there is an answer"
-        assert result.logits is not None, "there is an answer"
-        if self.observe is not None:
+    @staticmethod
+    def _show(observe: Observer, answers: Items[Answer], ends: Items[Ending], result: StepResult) -> None:
+        """Hand the logits of what is given out to whoever looks on."""
+        for answer, end in zip(answers, ends, strict=True):
+            assert result.logits is not None, "there is an answer"
             sequence, first = answer.share.sequence, end.num_computed + 1 - end.num_tokens
             for number in range(end.num_tokens):
                 row = result.logits[answer.first_row + number].cpu().numpy().copy()
-                self.observe(sequence, first + number, row)
-        records = token_records(answer, end, result.sampled)
-        if end.reason is not None:
-            self._forget(answer.share.sequence, end.reason)
-        return records
+                observe(sequence, first + number, row)
 
     def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self.scheduler.release(sequence)
         del self._live[sequence.key]
-
-    @property
-    def _num_snapshot_layers(self) -> int:
-        """Layers whose rings a later prompt resumes from: all, or the encoder's, whose rows are never cut."""
-        if not self.config.prefix_caching:
-            return 0
-        config = self.model.config
-        return config.num_hidden_layers if self.rule.mode is PrefillMode.OFF else config.decoder_start
-
-    def _resume(self, sequence: Sequence) -> None:
-        """Start a sequence from the longest cached prefix that its mode allows (product.md section 9)."""
-        if not self.config.prefix_caching or (sequence.sheet is not None and not sequence.num_emitted):
-            return  # rows that a hit spares would leave no score
-        # the last known token is always computed: its row gives the next one
-        limit = sequence.num_tokens - 1
-        if self.rule.mode is not PrefillMode.OFF:
-            limit = min(limit, self.rule.low(sequence.prompt_length))
-        match = self.tree.match(sequence.token_ids, limit)
-        if match.snapshot is None:
-            return
-        match.snapshot.restore(self.caches, sequence.slot, match.num_tokens)
-        sequence.blocks = list(match.blocks)
-        sequence.num_computed = match.num_tokens
-        sequence.draft_from = 0 if match.snapshot.has_drafts else match.num_tokens
-
-    def _remember(self, boundaries: Items[Boundary], computed: Mapping[int, int]) -> None:
-        """Make the blocks that a step completed findable, with the state at their ends.
-
-        ``computed`` are the valid positions of the sequences that still hold blocks, by ``id``: the end of a
-        block among rejected rows is none.
-        """
-        for found in boundaries:
-            sequence, boundary = found.sequence, found.boundary
-            if boundary <= computed.get(id(sequence), 0):
-                has_context = boundary - self.rule.window >= sequence.draft_from
-                rings = {
-                    layer: saved.clone() for layer, saved in found.rings.items() if layer >= 0 or has_context
-                }
-                self.tree.insert(sequence.token_ids, boundary, sequence.blocks, {boundary: Snapshot(rings)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from deepinfer.engine.api import FinishReason, TokenRecord
@@ -46,34 +47,31 @@ def ending(answer: Answer, eos_token_id: int, max_model_len: int) -> Ending:
     return Ending(count, sequence.prompt_length + num_known + count - 1, reason)
 
 
-def token_records(answer: Answer, end: Ending, sampled: Sampled) -> list[TokenRecord]:
-    """Records of the tokens of an answer that are given out."""
-    sequence, last = answer.share.sequence, end.num_tokens - 1
-    first = sequence.num_emitted - len(answer.token_ids)
-    request_id, sample_index = sequence.request.request_id, sequence.sample_index
+def token_records(answers: Items[Answer], ends: Items[Ending], sampled: Sampled) -> list[TokenRecord]:
+    """Records of the tokens of a step that are given out: of every answer as far as its end says."""
     raw, processed = sampled.raw_values, sampled.processed_values
+    top_ids, top_logprobs = sampled.top_ids, sampled.top_logprobs
     records = []
-    for number in range(end.num_tokens):
-        row, place = answer.first_row + number, first + number
-        sheet = sequence.sheet if place == 0 else None
-        reason = end.reason if number == last else None
-        top_ids, top_logprobs = sampled.top_ids[row], sampled.top_logprobs[row]
-        records.append(
-            TokenRecord(
-                request_id=request_id,
-                sample_index=sample_index,
-                token_id=answer.token_ids[number],
-                position=sequence.prompt_length + place,
-                raw_logprob=raw[row],
-                processed_logprob=processed[row],
-                top_ids=() if top_ids is None else tuple(top_ids.tolist()),
-                top_logprobs=() if top_logprobs is None else tuple(top_logprobs.tolist()),
-                prompt=None if sheet is None else sheet.result(),
-                finish_reason=reason or "",
-                num_hit_tokens=sequence.num_hit_tokens if reason else 0,
-                num_preemptions=sequence.num_preemptions if reason else 0,
+    for answer, end in zip(answers, ends, strict=True):
+        (sequence, *_), token_ids, first_row, *_ = answer
+        num_tokens, _, reason = end
+        place = len(sequence.output_ids) - len(token_ids)
+        sheet = None if place or sequence.sheet is None else sequence.sheet.result()
+        request_id, sample_index = sequence.request.request_id, sequence.sample_index
+        position = sequence.prompt_length + place
+        for number in range(num_tokens):
+            row = first_row + number
+            ids, logprobs = top_ids[row], top_logprobs[row]
+            told = (
+                *(request_id, sample_index, token_ids[number], position + number, raw[row], processed[row]),
+                () if ids is None else tuple(ids.tolist()),
+                () if logprobs is None else tuple(logprobs.tolist()),
+                None if number else sheet,
             )
-        )
+            if reason is None or number + 1 < num_tokens:
+                records.append(TokenRecord(*told))
+            else:
+                records.append(TokenRecord(*told, reason, sequence.num_hit_tokens, sequence.num_preemptions))
     return records
 
 

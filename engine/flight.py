@@ -44,19 +44,26 @@ class InFlight:
 
     def land(self) -> Landed:
         """Wait for the result, and make known to the sequences what it says of them."""
+        has_ended = False
         try:
             result = self.wait()
         finally:
-            for share in self.shares:
-                share.sequence.num_in_flight -= share.num_rows
-                share.sequence.num_drafts_in_flight -= share.num_drafts
-        live = tuple(share for share in self.shares if not share.sequence.finish_reason)
-        answers = tuple(answer for answer in result.answers if not answer.share.sequence.finish_reason)
-        for share in live:
-            share.sequence.num_computed += share.num_rows
+            for sequence, num_rows, num_drafts, _ in self.shares:
+                sequence.num_in_flight -= num_rows
+                sequence.num_drafts_in_flight -= num_drafts
+                if sequence.finish_reason:
+                    has_ended = True
+        live, answers = self.shares, result.answers
+        _ = result.boundaries  # the next turns write over what it is made of
+        if has_ended:
+            live = tuple(share for share in live if not share.sequence.finish_reason)
+            answers = tuple(answer for answer in answers if not answer.share.sequence.finish_reason)
+        for sequence, num_rows, _, _ in live:
+            sequence.num_computed += num_rows
         for answer in answers:
-            answer.share.sequence.take(answer.token_ids, answer.is_over)
-            answer.share.sequence.drafts = answer.drafts
+            sequence = answer.share.sequence
+            sequence.take(answer.token_ids, answer.is_over)
+            sequence.drafts = answer.drafts
         if self.drafting is Drafting.PAUSED:
             for share in live:
                 share.sequence.draft_from = share.sequence.num_computed

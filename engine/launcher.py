@@ -65,7 +65,7 @@ class Launcher:
         """Work that runs a step; ``keeps_logits`` for an observer, the numbers as in ``HostTable``."""
         if self.turns is not None and (num_shared_out is not None or self.turns.can_play(shares)):
             return self.turns.ready(
-                shares, drafting, num_drafted, self._turn_layers, keeps_logits, num_shared_out
+                shares, drafting, num_drafted, self.turn_layers, keeps_logits, num_shared_out
             )
         chunks = [share.sequence.chunk(share.num_rows, share.num_drafts) for share in shares]
         self.model.reserve(max(chunk.end for chunk in chunks))
@@ -75,7 +75,7 @@ class Launcher:
         return StepRun(self.model, self.drafter, shares, step, view, drafting, num_drafted, self.graphs)
 
     @property
-    def _turn_layers(self) -> tuple[int, bool]:
+    def turn_layers(self) -> tuple[int, bool]:
         """Layers whose rings are saved at block ends, and whether those of draft stages are."""
         has_drafts = self.rule.mode is PrefillMode.OFF and bool(self.caches.draft_window)
         return self.num_snapshot_layers, has_drafts

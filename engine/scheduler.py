@@ -118,26 +118,36 @@ class Scheduler:
         """
         planned: list[Share] = []
         budget = self.limits.max_rows
-        remaining = [(s.num_remaining, s) for s in self.running]
-        decoding = sorted(
-            (s for count, s in remaining if count == 1 and not s.surely_ends),
-            key=lambda s: (s.num_emitted, s.order),
-        )
-        for sequence in decoding:
+        decoding, reading = self._ordered()
+        for _, _, sequence in decoding:
             if sequence.slot >= 0 and budget > 0:
-                if not self._reserve(sequence, planned):
+                if sequence.num_missing_blocks and not self._reserve(sequence, planned):
                     if self._is_in_flight:
                         return None
                     continue
                 planned.append(Share(sequence, 1, 0, True))
                 budget -= 1
-        reading = sorted((s for count, s in remaining if count > 1), key=lambda s: s.order)
-        for sequence in reading:
+        for _, sequence in reading:
             if sequence.slot >= 0 and budget > 0:  # else it was preempted just now
                 budget -= self._take(sequence, budget, planned)
         while self.waiting and budget > 0 and self._admit_next():
             budget -= self._take(self.running[-1], budget, planned)
         return planned
+
+    def _ordered(self) -> tuple[list[tuple[int, int, Sequence]], list[tuple[int, Sequence]]]:
+        """Those that decode in their order, behind what decides it, and those that read prompts in theirs."""
+        decoding, reading = [], []
+        for s in self.running:  # every sequence, every step: no call for what a comparison says
+            remaining = s.num_tokens - s.num_computed - s.num_in_flight
+            if remaining > 1:
+                reading.append((s.order, s))
+            elif (remaining == 1 or s.num_in_flight) and (
+                s.num_tokens + 1 < s.max_tokens or not s.surely_ends
+            ):
+                decoding.append((len(s.output_ids), s.order, s))
+        decoding.sort()
+        reading.sort()
+        return decoding, reading
 
     def add_drafts(self, planned: Items[Share]) -> list[Share]:
         """The shares with the drafts that the policy grants; called when the step is about to start."""
@@ -157,13 +167,16 @@ class Scheduler:
 
     def add_unseen_drafts(self, planned: Items[Share], num_drafts: int) -> list[Share]:
         """The same before the step in flight has landed: so many drafts each, whatever they are."""
+        self.stats.num_steps += 1
+        self.stats.num_unseen += 1
+        if num_drafts == 0:
+            self.stats.num_rows += sum([share.num_rows for share in planned])
+            return list(planned)
         shares = []
         for share in planned:
             sequence = share.sequence
             most = num_drafts if sequence.num_in_flight else min(num_drafts, sequence.num_useful_drafts)
             shares.append(share.with_drafts(self._fitting(sequence, most)) if most else share)
-        self.stats.num_steps += 1
-        self.stats.num_unseen += 1
         self.stats.num_rows += sum(share.num_rows + share.num_drafts for share in shares)
         return shares
 

@@ -208,20 +208,14 @@ def answer_of(
 ) -> Answer:
     """The answer whose rows that stand drew ``tokens``, cut behind a stop token."""
     sequence, num_accepted = share.sequence, len(tokens) - 1
-    params, has_stopped = sequence.request.params, False
-    for number, token in enumerate(tokens):
-        if is_stop_token(params, token, eos_token_id):
-            tokens, has_stopped = tokens[: number + 1], True
-            break
-    return Answer(
-        share=share,
-        token_ids=tuple(tokens),
-        first_row=first_row,
-        num_accepted=num_accepted,
-        verified=sequence.drafts,
-        is_over=has_stopped or sequence.num_tokens + len(tokens) >= sequence.max_tokens,
-        drafts=drafts,
-    )
+    params, is_over = sequence.request.params, False
+    if params.stop_token_ids or eos_token_id in tokens:  # seldom, and asked for every sequence of a step
+        for number, token in enumerate(tokens):
+            if is_stop_token(params, token, eos_token_id):
+                tokens, is_over = tokens[: number + 1], True
+                break
+    is_over = is_over or sequence.num_tokens + len(tokens) >= sequence.max_tokens
+    return Answer(share, tuple(tokens), first_row, num_accepted, is_over, sequence.drafts, drafts)
 
 
 def with_drafts(drafter: Drafter, answers: list[Answer], caches: Caches, num_drafts: int) -> list[Answer]:

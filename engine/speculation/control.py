@@ -23,8 +23,8 @@ _UNCOUNTED = 256
 
 def _all_decode(shares: Items[Share]) -> bool:
     """Whether all are decoding; asked twice a step, so without a call for each."""
-    for share in shares:  # a generator takes twice as long
-        if not share.is_complete or share.num_rows != 1:
+    for _, num_rows, _, is_complete in shares:  # a generator takes twice as long
+        if not is_complete or num_rows != 1:
             return False
     return True
 
@@ -69,6 +69,18 @@ class SpeculationControl:
         if wanted is Drafting.PAUSED:
             return Drafting.WATCHING
         return wanted
+
+    def landed_plain(self, num_sequences: int, mode: Drafting, is_whole: bool, is_typical: bool) -> None:
+        """A turn without drafts has ended, of sequences that all decode; ``is_whole`` if none was over."""
+        now_s, before_s = self.clock(), self._landed_s
+        self._stats.count_plain(num_sequences)
+        self._landed_s = now_s if is_whole else None
+        if is_whole and is_typical and before_s is not None:
+            timing = StepTiming(
+                num_sequences=num_sequences, num_drafts=0, num_tokens=num_sequences, drafting=mode,
+                seconds=now_s - before_s,
+            )  # fmt: skip
+            self.policy.learn(timing)
 
     def landed(self, shares: Items[Share], mode: Drafting, num_drafts: int, result: StepResult) -> None:
         """A step has ended, which had rows for ``num_drafts`` drafts."""

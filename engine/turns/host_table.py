@@ -15,7 +15,7 @@ from deepinfer.engine.speculation.buckets import row_bucket, sequence_bucket
 from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_plan import BLOCK_TOKENS, Int64
 from deepinfer.engine.step_records import StepLayout
-from deepinfer.engine.turns.table import TurnShape
+from deepinfer.engine.turns.table import TurnColumns, TurnShape
 from deepinfer.kernels.turn_operands import (
     CONTEXT,
     DRAFTS,
@@ -43,9 +43,10 @@ class HostTable:
         self._layout, self._rule = layout, rule
         self._fixed = np.zeros((num_slots, NUM_FIXED), np.int64)
         self._blocks = np.zeros((num_slots, max_blocks), np.int64)
+        self._limits = np.zeros(num_slots, np.int64)
         self._owners: list[Sequence | None] = [None] * num_slots
         self._held: list[list[int]] = [[]] * num_slots
-        self._num_held = [0] * num_slots
+        self._num_held = np.zeros(num_slots, np.int64)
 
     def of(
         self,
@@ -69,38 +70,67 @@ class HostTable:
                 are then the most of each.
             fit: gives the shape to play one in, which may be larger.
         """
-        sequences = [share.sequence for share in shares]
+        columns = self._columns(shares, vocab_size, is_left)
+        shape, table = self.filled(columns, drafting, num_drafted, num_shared_out, fit)
+        if not all(is_left):
+            target = table[: len(shares), shape.first_id : shape.first_block]
+            self._write_ids(target, shares, is_left, shape)
+        return shape, table
+
+    def _columns(self, shares: Items[Share], vocab_size: int, is_left: Items[bool]) -> TurnColumns:
+        sequences = [share[0] for share in shares]
         for sequence in sequences:
-            self._refresh(sequence, vocab_size)
-        slots = np.array([s.slot for s in sequences])
-        drafts = np.array([share.num_drafts for share in shares])
-        held = np.array([self._num_held[s.slot] for s in sequences])
-        lasts = np.array([s.max_tokens - 1 for s in sequences])
-        # one past the last position that the turn may reach, as far as is known here
-        left = np.array(is_left)
+            slot, blocks = sequence.slot, sequence.blocks
+            if (
+                self._owners[slot] is not sequence
+                or self._held[slot] is not blocks
+                or self._num_held[slot] != len(blocks)
+            ):
+                self.refresh(sequence, vocab_size)
         ends = np.array([s.most_tokens for s in sequences])
-        starts = np.where(left, FROM_DEVICE, ends - 1)
+        return TurnColumns(
+            slots=np.array([s.slot for s in sequences]),
+            drafts=np.array([share[2] for share in shares]),
+            starts=np.where(np.array(is_left), FROM_DEVICE, ends - 1),
+            ends=ends,
+            contexts=np.array([s.draft_from for s in sequences]),
+        )
+
+    def filled(
+        self,
+        columns: TurnColumns,
+        drafting: Drafting,
+        num_drafted: int,
+        num_shared_out: int | None,
+        fit: Callable[[TurnShape], TurnShape] = lambda shape: shape,
+    ) -> tuple[TurnShape, Int64]:
+        """Shape and table of a turn, but for ids of sequences that are not left on the device; see ``of``.
+
+        What never changes for the sequences, and their blocks, must be up to date (``refresh``).
+        """
+        slots, drafts, count = columns.slots, columns.drafts, len(columns.slots)
+        reach = columns.ends + drafts
         total = int(drafts.sum()) if num_shared_out is None else num_shared_out
-        shape = self._shape(len(shares), total, ends + drafts, int(held.max()))
+        shape = self._shape(count, total, reach, int(self._num_held[slots].max()))
         shape = fit(
             replace(shape, drafting=drafting, num_drafted=num_drafted, is_shared_out=bool(num_shared_out))
         )
         table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
         table[:, SLOT] = -1
-        mine = table[: len(shares)]
+        mine = table[:count]
         mine[:, :NUM_FIXED] = self._fixed[slots]
-        mine[:, START], mine[:, DRAFTS] = starts, drafts
-        mine[:, LIMIT] = np.minimum(lasts, held * BLOCK_TOKENS)
-        mine[:, CONTEXT] = np.maximum(mine[:, LOW], [s.draft_from for s in sequences])
+        mine[:, START], mine[:, DRAFTS] = columns.starts, drafts
+        mine[:, LIMIT] = self._limits[slots]
+        mine[:, CONTEXT] = np.maximum(mine[:, LOW], columns.contexts)
         for number, (ratio, _, _) in enumerate(shape.entries):
-            counts = (ends + drafts) // ratio
-            table[len(shares) :, shape.first_base + number] = counts.sum()
+            counts = reach // ratio
+            table[count:, shape.first_base + number] = counts.sum()
             mine[:, shape.first_base + number] = np.cumsum(counts) - counts
         mine[:, shape.first_block :] = self._blocks[slots, : shape.num_blocks]
-        self._write_ids(mine[:, shape.first_id : shape.first_block], shares, is_left, shape)
         return shape, table
 
-    def _refresh(self, sequence: Sequence, vocab_size: int) -> None:
+    def refresh(self, sequence: Sequence, vocab_size: int) -> None:
+        """Bring up to date what is kept of a sequence: its rules, if it is new in its slot, and blocks."""
         slot = sequence.slot
         if self._owners[slot] is not sequence:
             self._owners[slot], self._num_held[slot] = sequence, 0
@@ -115,6 +145,7 @@ class HostTable:
         if self._held[slot] is not blocks or self._num_held[slot] != len(blocks):
             self._blocks[slot, : len(blocks)] = blocks
             self._held[slot], self._num_held[slot] = blocks, len(blocks)
+        self._limits[slot] = min(sequence.max_tokens - 1, len(blocks) * BLOCK_TOKENS)
 
     def _write_ids(self, target: Int64, shares: Items[Share], is_left: Items[bool], shape: TurnShape) -> None:
         before = shape.history - 1

@@ -6,6 +6,7 @@ Legend: R sequences, T rows, B drafted tokens of a sequence (0 if nothing was dr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -30,21 +31,16 @@ class Outcome:
     @classmethod
     def of(cls, packed: npt.NDArray[np.uint8], num_rows: int, num_sequences: int, num_drafts: int) -> Outcome:
         """Read what ``Ops.leave_turn`` wrote."""
-        blocks = num_sequences * num_drafts
-        sizes = [num_rows, num_sequences, num_sequences, num_sequences, blocks]
-        split = 8 * sum(sizes)
-        ids, start, count, accepted, drafts = np.split(packed[:split].view(np.int64), np.cumsum(sizes)[:-1])
-        raw, processed, confidences = np.split(
-            packed[split:].view(np.float32), np.cumsum([num_rows, num_rows])
-        )
+        ends = list(accumulate([num_rows, *[num_sequences] * 3, num_sequences * num_drafts], initial=0))
+        whole, real = packed[: 8 * ends[-1]].view(np.int64), packed[8 * ends[-1] :].view(np.float32)
         shape = (num_sequences, num_drafts)
         return cls(
-            ids,
-            start,
-            count,
-            accepted,
-            drafts.reshape(shape),
-            raw,
-            processed,
-            confidences.reshape(shape),
+            whole[: ends[1]],
+            whole[ends[1] : ends[2]],
+            whole[ends[2] : ends[3]],
+            whole[ends[3] : ends[4]],
+            whole[ends[4] :].reshape(shape),
+            real[:num_rows],
+            real[num_rows : 2 * num_rows],
+            real[2 * num_rows :].reshape(shape),
         )

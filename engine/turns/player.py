@@ -9,13 +9,16 @@ from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.scheduler import Share
+from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.buckets import MAX_ROWS
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.timing import Drafting
+from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.step_records import StepLayout
 from deepinfer.engine.turns.device_turn import DeviceTurn
 from deepinfer.engine.turns.host_table import HostTable
 from deepinfer.engine.turns.recordings import TurnRecordings
+from deepinfer.engine.turns.table import TurnColumns, TurnShape
 from deepinfer.engine.turns.turn_run import TurnRun
 from deepinfer.kernels.turn_operands import TurnState
 
@@ -54,11 +57,11 @@ class TurnPlayer:
 
     def can_play(self, shares: Items[Share]) -> bool:
         """Whether all decode, few enough, and none adds a bias to its logits."""
-        num_rows = 0
-        for share in shares:  # asked twice a step: without a call for each
-            if not share.is_complete or share.num_rows != 1 or share.sequence.request.params.logit_bias:
+        num_rows = len(shares)
+        for sequence, known, num_drafts, is_complete in shares:  # asked twice a step: without a call for each
+            if not is_complete or known != 1 or sequence.request.params.logit_bias:
                 return False
-            num_rows += 1 + share.num_drafts
+            num_rows += num_drafts
         return num_rows <= MAX_ROWS
 
     def can_follow(self, shares: Items[Share], drafting: Drafting) -> bool:
@@ -66,7 +69,10 @@ class TurnPlayer:
         drafter = self.turn.drafter
         if drafting is Drafting.ON and drafter is not None and not drafter.drafts_in_turn:
             return False
-        return self.can_play(shares) and not any(s.sequence.request.params.num_logprobs for s in shares)
+        for sequence, *_ in shares:
+            if sequence.request.params.num_logprobs:
+                return False
+        return self.can_play(shares)
 
     def ready(
         self,
@@ -83,27 +89,52 @@ class TurnPlayer:
         makes of each sequence, ``num_shared_out`` how many the device shares out, see ``HostTable``.
         """
         turn = self.turn
-        config = turn.model.config
-        is_left = [share.sequence.num_in_flight > 0 for share in shares]
+        is_left = [share[0].num_in_flight > 0 for share in shares]
         asks_host = turn.drafter is not None and not turn.drafter.drafts_in_turn
+        vocab_size = turn.model.config.vocab_size
         shape, table = self.table.of(
             shares,
             drafting,
             0 if asks_host else num_drafted,
-            config.vocab_size,
+            vocab_size,
             is_left,
             num_shared_out,
             self.recordings.shape_of,
         )
+        return self._run(shares, shape, table, num_drafted, saved, keeps_logits)
+
+    def refresh(self, sequence: Sequence) -> None:
+        """The blocks of a sequence have changed, see ``HostTable``."""
+        self.table.refresh(sequence, self.turn.model.config.vocab_size)
+
+    def ready_plain(
+        self, shares: tuple[Share, ...], columns: TurnColumns, drafting: Drafting, saved: tuple[int, bool]
+    ) -> TurnRun:
+        """A turn without drafts of sequences that the turn before leaves on the device; see ``ready``."""
+        shape, table = self.table.filled(columns, drafting, 0, None, self.recordings.shape_of)
+        return self._run(shares, shape, table, 0, saved, False)
+
+    def _run(
+        self,
+        shares: tuple[Share, ...],
+        shape: TurnShape,
+        table: Int64,
+        num_drafted: int,
+        saved: tuple[int, bool],
+        keeps_logits: bool,
+    ) -> TurnRun:
+        turn = self.turn
+        drafter = turn.drafter
+        asks_host = drafter is not None and not drafter.drafts_in_turn
         return TurnRun(
             recordings=self.recordings,
             ops=turn.model.ops,
             caches=turn.caches,
-            eos_token_id=config.eos_token_id,
+            eos_token_id=turn.model.config.eos_token_id,
             shares=shares,
             shape=shape,
             table=table,
-            drafter=turn.drafter if asks_host else None,
+            drafter=drafter if asks_host else None,
             num_drafted=num_drafted,
             num_snapshot_layers=saved[0],
             with_drafts=saved[1],

@@ -12,7 +12,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer.engine.speculation.timing import Drafting
+from deepinfer.engine.step_plan import Int64
 from deepinfer.kernels.turn_operands import NUM_FIXED
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnColumns:
+    """What changes for the sequences of a turn, int64 [R] each, padding not included.
+
+    Attributes:
+        slots: where their state lies.
+        drafts: drafted rows, at most.
+        starts: position of the known token, ``FROM_DEVICE`` if the turn before leaves it there.
+        ends: one past the last position that the known token may have, as far as the host knows.
+        contexts: first position whose context the drafter has kept, and all after it.
+    """
+
+    slots: Int64
+    drafts: Int64
+    starts: Int64
+    ends: Int64
+    contexts: Int64
 
 
 @dataclass(frozen=True)

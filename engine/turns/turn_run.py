@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from deepinfer.engine.api import Float32Array, Int32Array
+from deepinfer.engine.asynchrony import Launchable
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.snapshots import saved_rings
 from deepinfer.engine.errors import NonFiniteError
@@ -23,13 +25,13 @@ from deepinfer.engine.step_run import Answer, Boundary, StepResult, answer_of, w
 from deepinfer.engine.torch_threads import torch_threads_of
 from deepinfer.engine.transfer import fetched
 from deepinfer.engine.turns.outcome import Outcome
-from deepinfer.engine.turns.recordings import Played, TurnRecordings
+from deepinfer.engine.turns.recordings import TurnRecordings
 from deepinfer.engine.turns.table import TurnShape
 from deepinfer.kernels.interface import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class TurnRun:
+class TurnRun(Launchable):
     """A turn that is ready to run.
 
     Attributes:
@@ -72,40 +74,33 @@ class TurnRun:
             # while the turn behind this one was recorded, nobody could look
             is_typical = played.is_typical and self.recordings.num_unplayed == num_unplayed
             logits = played.logits.clone() if self.keeps_logits else played.logits
-            return self._result(outcome, replace(played, logits=logits, is_typical=is_typical))
+            return TurnResult(self, outcome, logits, is_typical)
 
         return finish
 
-    def _result(self, outcome: Outcome, played: Played) -> StepResult:
-        logits = played.logits
+    def told(self, outcome: Outcome, logits: torch.Tensor) -> tuple[tuple[Answer, ...], Sampled]:
+        """What the turn found for every sequence, with the drafts that the host has to ask for."""
         answers = self._answers(outcome)
         sampled = self._sampled(outcome, logits, answers)
-        boundaries = self._boundaries(outcome)
         if self.drafter is not None and self.shape.drafting is Drafting.ON:
             with torch_threads_of(self.ops):
                 answers = with_drafts(self.drafter, answers, self.caches, self.num_drafted)
-        return StepResult(
-            answers=tuple(answers),
-            sampled=sampled,
-            logits=logits,
-            boundaries=tuple(boundaries),
-            is_typical=played.is_typical,
-        )
+        return tuple(answers), sampled
 
     def _answers(self, outcome: Outcome) -> list[Answer]:
         ids, counts, accepted = outcome.ids.tolist(), outcome.count.tolist(), outcome.accepted.tolist()
         has_drafts = outcome.drafts.shape[1] > 0
-        answers, first = [], 0
+        answers, first, eos, ahead = [], 0, self.eos_token_id, NO_DRAFTS
         for number, share in enumerate(self.shares):
             count = counts[number]
             if count == 0:  # it ended by its length one turn before, which was not known then
                 continue
             row = first if self.shape.width > 1 else number
-            if count - 1 != share.num_drafts:
+            if count - 1 != share[2]:
                 share = share.with_drafts(count - 1)
-            ahead = Drafts(outcome.drafts[number], outcome.confidences[number]) if has_drafts else NO_DRAFTS
-            tokens = ids[row : row + accepted[number] + 1]
-            answers.append(answer_of(share, tokens, row, self.eos_token_id, ahead))
+            if has_drafts:
+                ahead = Drafts(outcome.drafts[number], outcome.confidences[number])
+            answers.append(answer_of(share, ids[row : row + accepted[number] + 1], row, eos, ahead))
             first += count
         return answers
 
@@ -148,23 +143,63 @@ class TurnRun:
                 logprobs[row] = parts[2 * place + 1].numpy()
         return ids, logprobs
 
-    def _boundaries(self, outcome: Outcome) -> list[Boundary]:
+    def boundaries(self, outcome: Outcome) -> tuple[Boundary, ...]:
         """Ends of cache blocks among the rows that stand, with what the rings hold there."""
         if self.num_snapshot_layers == 0:
-            return []
+            return ()
         size = len(self.shares)
         start, last = outcome.start[:size], (outcome.start + outcome.accepted)[:size]
         ends = (start // BLOCK_TOKENS + 1) * BLOCK_TOKENS
         found = np.flatnonzero((ends <= last + 1) & (outcome.count[:size] > 0))
         if len(found) == 0:
-            return []
+            return ()
         sequences = [self.shares[number].sequence for number in found]
         slots = np.array([sequence.slot for sequence in sequences])
         rings = saved_rings(self.caches, slots, ends[found], self.num_snapshot_layers, self.with_drafts)
-        return [
+        return tuple(
             Boundary(sequence, int(ends[number]), {layer: saved[place] for layer, saved in rings.items()})
             for place, (number, sequence) in enumerate(zip(found, sequences, strict=True))
-        ]
+        )
+
+
+class TurnResult(StepResult):
+    """See ``StepResult``; what is told of single sequences is made when somebody asks for it.
+
+    That must be before the next turn of the shape writes over the logits, and before the one behind that
+    over what rings hold at block ends.
+    """
+
+    def __init__(self, run: TurnRun, outcome: Outcome, logits: torch.Tensor, is_typical: bool) -> None:
+        """``outcome`` of ``run``, and what it was drawn from."""
+        # a frozen dataclass has no other way in
+        vars(self).update(_run=run, _outcome=outcome, logits=logits, is_typical=is_typical)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Arrays of the turn, rows and sequences in the order of its shares."""
+        found: Outcome = vars(self)["_outcome"]
+        return found
+
+    @cached_property
+    def _told(self) -> tuple[tuple[Answer, ...], Sampled]:
+        found: tuple[tuple[Answer, ...], Sampled] = vars(self)["_run"].told(self.outcome, self.logits)
+        return found
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """See ``StepResult``."""
+        return self._told[0]
+
+    @property
+    def sampled(self) -> Sampled:
+        """See ``StepResult``."""
+        return self._told[1]
+
+    @cached_property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """See ``StepResult``."""
+        found: tuple[Boundary, ...] = vars(self)["_run"].boundaries(self.outcome)
+        return found
 
 
 def _rows(answers: Items[Answer]) -> Iterator[tuple[int, int]]:

@@ -121,7 +121,7 @@ def crowded(llm: LLM, mode: PrefillMode) -> dict[str, list[TokenRecord]]:
     records: dict[str, list[TokenRecord]] = {name: [] for name in PROMPTS}
     while tight.has_unfinished:
         for record in tight.step():
-            records[record.request_id].append(replace(record, request_id="x"))
+            records[record.request_id].append(record._replace(request_id="x"))
     assert tight.scheduler.stats.num_preemptions > 0
     return records
 

@@ -79,7 +79,7 @@ def test_soak() -> None:
     while core.has_unfinished:
         core.step()
     end_mib = in_use_mib()
-    stats = core.tree.stats
+    stats = core.prefixes.tree.stats
     print(
         f"soak: {MINUTES:g} min, {added} requests, {aborts} aborts, {tokens} tokens, "
         f"{core.scheduler.stats.num_preemptions} preemptions, {stats.evictions} evictions, "

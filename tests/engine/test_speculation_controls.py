@@ -14,10 +14,11 @@ from deepinfer.engine import batch, step_run
 from deepinfer.engine import core as core_module
 from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.cache.caches import default_ring
-from deepinfer.engine.core import CoreConfig, EngineCore
+from deepinfer.engine.core import CoreConfig
 from deepinfer.engine.emission import Ending
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.model_config import ModelConfig
+from deepinfer.engine.prefixes import Prefixes
 from deepinfer.engine.speculation import acceptance
 from deepinfer.engine.step_plan import StepPlan
 from deepinfer.engine.step_records import GroupPlan
@@ -55,14 +56,12 @@ def one_half(patch: pytest.MonkeyPatch) -> None:
 
 def remembered(patch: pytest.MonkeyPatch) -> None:
     """A block that only rejected rows completed becomes findable."""
-    sound = EngineCore._remember
+    sound = Prefixes.remember
 
-    def careless(
-        self: EngineCore, boundaries: tuple[core_module.Boundary, ...], computed: dict[int, int]
-    ) -> None:
+    def careless(self: Prefixes, boundaries: tuple[step_run.Boundary, ...], computed: dict[int, int]) -> None:
         sound(self, boundaries, dict.fromkeys(computed, 10**6))
 
-    patch.setattr(EngineCore, "_remember", careless)
+    patch.setattr(Prefixes, "remember", careless)
 
 
 def accepted_anyway(patch: pytest.MonkeyPatch) -> None:

@@ -125,14 +125,14 @@ def rules_of_the_neighbour(patch: pytest.MonkeyPatch) -> None:
 
 def rules_of_the_slot_before(patch: pytest.MonkeyPatch) -> None:
     """What the host keeps of a slot is never brought up to date."""
-    sound = HostTable._refresh
+    sound = HostTable.refresh
 
     def faulty(self: HostTable, sequence: Any, vocab_size: int) -> None:
         if self._owners[sequence.slot] is not None:
             self._owners[sequence.slot] = sequence
         sound(self, sequence, vocab_size)
 
-    patch.setattr(HostTable, "_refresh", faulty)
+    patch.setattr(HostTable, "refresh", faulty)
 
 
 def padding_that_writes(patch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def soaked(llm: LLM, seed: int, recorded: bool = False, own_drafts: bool = False
     found.recordings = core.launcher.num_recorded
     found.steps_planned_ahead = core.scheduler.stats.num_ahead
     found.preemptions = core.scheduler.stats.num_preemptions
-    found.prefix_hit_tokens = core.tree.stats.hit_tokens
+    found.prefix_hit_tokens = core.prefixes.tree.stats.hit_tokens
     if core.speculation is not None:
         found.accepted_drafts = int(core.speculation.stats.num_accepted.sum())
         found.rejected_drafts = core.speculation.stats.rows_wasted

@@ -40,12 +40,12 @@ def trace(mode: PrefillMode = PrefillMode.OFF, **core: object) -> Trace:
 def tree_of(core: EngineCore) -> dict[tuple[bytes, ...], dict[int, bytes]]:
     """Every path of the prefix tree with the state kept at its end."""
     found = {}
-    for block in core.tree._edge_to:
+    for block in core.prefixes.tree._edge_to:
         path, node = [], block
         while node:
-            node, key = core.tree._edge_to[node]
+            node, key = core.prefixes.tree._edge_to[node]
             path.append(key)
-        rings = core.tree._snapshots[block].rings if block in core.tree._snapshots else {}
+        rings = core.prefixes.tree._snapshots[block].rings if block in core.prefixes.tree._snapshots else {}
         found[tuple(reversed(path))] = {n: ring.numpy().tobytes() for n, ring in rings.items()}
     return found
 

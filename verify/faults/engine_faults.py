@@ -46,7 +46,7 @@ CACHE_FAULTS = (
     _fault(
         "hit-claims-the-next-token",
         "a prefix hit counts one token that was never computed",
-        "engine.core:EngineCore._resume",
+        "engine.prefixes:Prefixes.resume",
         "sequence.num_computed = match.num_tokens",
         "sequence.num_computed = match.num_tokens + 1",
         "prefix",
