@@ -62,7 +62,7 @@ class LoggedRunner:
 
 
 def _num_tokens(result: Any) -> int:
-    """Tokens that a step gave; of a turn without a look at single sequences, which would cost what is timed."""
+    """Tokens that a step gave; of a turn without a look at its sequences, which costs what is timed."""
     if isinstance(result, TurnResult):
         found = result.outcome
         return int((found.accepted + 1)[found.count > 0].sum())
