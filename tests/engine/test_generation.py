@@ -80,10 +80,10 @@ def test_a_hit_has_the_bits_of_a_miss(llm: LLM, mode: PrefillMode, shared: int) 
         prompt = ids(shared) + ids(extra, seed=extra)
         warm = core(llm, mode)
         run(warm, ids(shared) + ids(150, seed=7))
-        before = warm.tree.stats.hit_tokens
+        before = warm.prefixes.tree.stats.hit_tokens
         hit = run(warm, prompt)
         limit = len(prompt) - 1 if mode is PrefillMode.OFF else len(prompt) - 24
-        assert warm.tree.stats.hit_tokens - before == min(shared, max(limit, 0)) // 128 * 128
+        assert warm.prefixes.tree.stats.hit_tokens - before == min(shared, max(limit, 0)) // 128 * 128
         assert hit == run(core(llm, mode), prompt)
 
 
@@ -94,7 +94,7 @@ def test_hits_around_the_keep_edge(llm: LLM, offset: int) -> None:
     warm = core(llm, PrefillMode.COMPACT)
     run(warm, ids(400)[: len(prompt)] + ids(200, seed=5))
     hit = run(warm, prompt)
-    assert warm.tree.stats.hit_tokens == (256 if offset >= 0 else 128)
+    assert warm.prefixes.tree.stats.hit_tokens == (256 if offset >= 0 else 128)
     assert hit == run(core(llm, PrefillMode.COMPACT), prompt)
 
 
@@ -104,7 +104,7 @@ def test_generated_blocks_are_reused(llm: LLM) -> None:
     first = run(warm, ids(100), params)
     follow_up = ids(100) + [r.token_id for r in first if r.token_id is not None] + ids(9, seed=4)
     hit = run(warm, follow_up)
-    assert warm.tree.stats.hit_tokens == 128
+    assert warm.prefixes.tree.stats.hit_tokens == 128
     assert [record.num_hit_tokens for record in hit] == [0] * (len(hit) - 1) + [128]
     assert hit == run(core(llm), follow_up)
 

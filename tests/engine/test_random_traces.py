@@ -98,8 +98,8 @@ def test_traces_reach_hits_evictions_and_preemptions(llm: LLM) -> None:
         trace = replace(trace, core=tight, requests=fitting, arrivals=arrivals, aborts={})
         core = core_of(llm, trace)
         check(llm, trace, core)
-        hits += core.tree.stats.hit_tokens
-        evictions += core.tree.stats.evictions
+        hits += core.prefixes.tree.stats.hit_tokens
+        evictions += core.prefixes.tree.stats.evictions
         preemptions += core.scheduler.stats.num_preemptions
     assert hits > 0
     assert evictions > 0

@@ -86,7 +86,7 @@ def test_drafts_do_not_depend_on_the_company_or_on_a_hit(llm: LLM) -> None:
                 found = sequence.drafts
                 drafts[sequence.num_tokens] = found.tokens.tobytes(), found.confidences.tobytes()
         seen.append(drafts)
-    assert warm.tree.stats.hit_tokens == 128
+    assert warm.prefixes.tree.stats.hit_tokens == 128
     assert len(seen[0]) > 10
     assert seen[1] == seen[0] == seen[2]
     assert config.prefix_caching
