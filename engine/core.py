@@ -174,6 +174,7 @@ class EngineCore:
                 saved=self.launcher.turn_layers,
                 eos_token_id=self.model.config.eos_token_id,
                 max_length=self.max_length,
+                fewest=self.config.fewest_in_convoy,
                 forget=self._forget,
                 remember=self.prefixes.remember,
             )

@@ -25,6 +25,7 @@ class CoreConfig:
         max_snapshots: most block boundaries that a later prompt can resume at.
         speculation: how many drafted tokens a step verifies.
         asynchronous: plan a step while the one before it runs.
+        fewest_in_convoy: sequences from which turns are counted as columns, see ``convoy``.
         graphs: run small steps from recordings, see ``step_graphs``.
     """
 
@@ -35,3 +36,4 @@ class CoreConfig:
     speculation: Speculation = NO_SPECULATION
     asynchronous: bool = False
     graphs: bool = False
+    fewest_in_convoy: int = 8

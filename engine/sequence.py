@@ -87,17 +87,11 @@ class Sequence:
         self.num_tokens = size + count
         self.is_over = is_over
 
-    def take_turns(self, token_ids: Items[int], since_paused: int | None) -> None:
-        """Make the tokens of turns without drafts known, one of each.
-
-        ``since_paused`` of these turns kept the contexts of drafts, behind the last one that did not; None if
-        all did.
-        """
+    def take_turns(self, token_ids: Items[int], drafts: Drafts, draft_from: int) -> None:
+        """Make the tokens of several turns known, with the drafts behind them; all rows but the last are."""
         self.take(token_ids, False)
         self.num_computed += 1
-        self.drafts = NO_DRAFTS
-        if since_paused is not None:
-            self.draft_from = self.num_computed - since_paused
+        self.drafts, self.draft_from = drafts, draft_from
 
     def _make_room(self, count: int) -> None:
         """Let ``count`` ids fit behind the known ones."""

@@ -66,14 +66,19 @@ class ConfidenceDrafts:
 
         How sure they are is guessed from the drafts before them. One sequence has all that were drafted.
         """
-        count = len(sequences)
+        blocks = [sequence.drafts for sequence in sequences]
+        is_drafted = np.array([block.size > 0 for block in blocks])
+        return self.unseen_of(confidences_of(blocks, self._most), is_drafted, num_drafted)
+
+    def unseen_of(self, confidences: Float32Array, is_drafted: np.ndarray, num_drafted: int) -> Unseen:
+        """See ``DraftPolicy``."""
+        count = len(confidences)
         if self.mode(count) is not Drafting.ON:
             return Unseen(0)  # drafts that are left over would make a shape of its own
         if count == 1:
             return Unseen(num_drafted)
         chances = self._profile.chances()
-        drafted = np.array([s.drafts.size > 0 for s in sequences])[:, None]
-        confidences = np.where(drafted, confidences_of([s.drafts for s in sequences], self._most), chances)
+        confidences = np.where(is_drafted[:, None], confidences[:, : self._most], chances)
         # drafts are less often right than they are sure: what was accepted so far corrects the mean
         scale = chances / np.maximum(confidences.mean(0), 1e-3)
         totals = self._totals(count)

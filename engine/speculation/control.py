@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from deepinfer.engine.api import Float32Array
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.speculation.drafter import Drafter
 from deepinfer.engine.speculation.drafts import Drafts, confidences_of
 from deepinfer.engine.speculation.policy import DraftPolicy
 from deepinfer.engine.speculation.stats import DraftStats
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
+from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.step_run import StepResult
 
 _UNCOUNTED = 256
@@ -48,6 +50,7 @@ class SpeculationControl:
     clock: Callable[[], float] = time.perf_counter
     _stats: DraftStats = field(init=False)
     _uncounted: list[tuple[int, int, Drafts]] = field(default_factory=list, init=False)
+    _later: list[tuple[Int64, Float32Array]] = field(default_factory=list, init=False)
     _landed_s: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -57,8 +60,7 @@ class SpeculationControl:
     @property
     def stats(self) -> DraftStats:
         """What came of all drafts so far."""
-        if self._uncounted:
-            self._count()
+        self._count()
         return self._stats
 
     def mode(self, shares: Items[Share]) -> Drafting:
@@ -70,17 +72,46 @@ class SpeculationControl:
             return Drafting.WATCHING
         return wanted
 
-    def landed_plain(self, num_sequences: int, mode: Drafting, is_whole: bool, is_typical: bool) -> None:
-        """A turn without drafts has ended, of sequences that all decode; ``is_whole`` if none was over."""
+    def landed_turn(
+        self,
+        mode: Drafting,
+        num_drafts: int,
+        count: Int64,
+        accepted: Int64,
+        verified: Int64,
+        confidences: Float32Array,
+        is_typical: bool,
+    ) -> None:
+        """A turn has ended, of sequences that all decode, by columns.
+
+        Args:
+            mode: what it did for drafts.
+            num_drafts: drafts that it had rows for.
+            count, accepted: int64 [n], rows of each sequence, none of one that was over before, and how many
+                of its drafts were right.
+            verified, confidences: int64 [r, 2] and float32 [r, B], see ``DraftStats``, of who counts.
+            is_typical: see ``StepResult``.
+        """
         now_s, before_s = self.clock(), self._landed_s
-        self._stats.count_plain(num_sequences)
+        if num_drafts:
+            self._later.append((verified, confidences.copy()))
+            if len(self._later) * len(verified) >= _UNCOUNTED:
+                self._count()
+        else:
+            self._stats.count_plain(len(verified))
+        is_whole = bool((count > 0).all())
         self._landed_s = now_s if is_whole else None
         if is_whole and is_typical and before_s is not None:
-            timing = StepTiming(
-                num_sequences=num_sequences, num_drafts=0, num_tokens=num_sequences, drafting=mode,
-                seconds=now_s - before_s,
-            )  # fmt: skip
-            self.policy.learn(timing)
+            self.policy.learn(
+                StepTiming(
+                    num_sequences=len(count),
+                    num_drafts=num_drafts,
+                    num_tokens=len(count) + int(accepted.sum()),
+                    drafting=mode,
+                    seconds=now_s - before_s,
+                    verified=np.stack([count - 1, accepted], 1).tolist() if num_drafts else (),
+                )
+            )
 
     def landed(self, shares: Items[Share], mode: Drafting, num_drafts: int, result: StepResult) -> None:
         """A step has ended, which had rows for ``num_drafts`` drafts."""
@@ -117,7 +148,12 @@ class SpeculationControl:
         return verified
 
     def _count(self) -> None:
-        num_drafts, num_accepted, blocks = zip(*self._uncounted, strict=True)
-        self._uncounted.clear()
-        confidences = confidences_of(blocks, self.block_size)
-        self._stats.count(np.array([num_drafts, num_accepted]).T, confidences)
+        if self._uncounted:
+            num_drafts, num_accepted, blocks = zip(*self._uncounted, strict=True)
+            self._uncounted.clear()
+            confidences = confidences_of(blocks, self.block_size)
+            self._stats.count(np.array([num_drafts, num_accepted]).T, confidences)
+        if self._later:
+            verified, sure = zip(*self._later, strict=True)
+            self._later.clear()
+            self._stats.count(np.concatenate(verified), np.concatenate(sure))

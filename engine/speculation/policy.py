@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Protocol
 
+import numpy as np
+
+from deepinfer.engine.api import Float32Array
 from deepinfer.engine.errors import ConfigError
 from deepinfer.engine.model_config import ModelConfig
 from deepinfer.engine.sequence import Sequence
@@ -23,6 +26,15 @@ class DraftPolicy(Protocol):
 
     def unseen(self, sequences: Items[Sequence], num_drafted: int) -> Unseen:
         """What a step verifies that starts before its drafts, so many of each sequence, are known here."""
+
+    def unseen_of(self, confidences: Float32Array, is_drafted: np.ndarray, num_drafted: int) -> Unseen:
+        """``unseen`` by columns.
+
+        Args:
+            confidences: float32 [R, B], of the drafts that are known, 0 behind their end.
+            is_drafted: bool [R], whether a sequence has any.
+            num_drafted: as in ``unseen``.
+        """
 
     def block(self, num_sequences: int) -> int:
         """How many drafts a step in which so many sequences decode makes of each for the next one."""
@@ -51,6 +63,10 @@ class FixedDrafts:
         return given
 
     def unseen(self, sequences: Items[Sequence], num_drafted: int) -> Unseen:
+        """The number."""
+        return Unseen(self._num_drafts)
+
+    def unseen_of(self, confidences: Float32Array, is_drafted: np.ndarray, num_drafted: int) -> Unseen:
         """The number."""
         return Unseen(self._num_drafts)
 

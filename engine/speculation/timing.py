@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,4 +34,4 @@ class StepTiming:
     num_tokens: int
     drafting: Drafting
     seconds: float
-    verified: tuple[tuple[int, int], ...] = ()
+    verified: Items[Items[int]] = ()

@@ -107,12 +107,20 @@ class TurnPlayer:
         """The blocks of a sequence have changed, see ``HostTable``."""
         self.table.refresh(sequence, self.turn.model.config.vocab_size)
 
-    def ready_plain(
-        self, shares: tuple[Share, ...], columns: TurnColumns, drafting: Drafting, saved: tuple[int, bool]
+    def ready_left(
+        self,
+        shares: tuple[Share, ...],
+        columns: TurnColumns,
+        drafting: Drafting,
+        num_drafted: int,
+        num_shared_out: int | None,
+        saved: tuple[int, bool],
     ) -> TurnRun:
-        """A turn without drafts of sequences that the turn before leaves on the device; see ``ready``."""
-        shape, table = self.table.filled(columns, drafting, 0, None, self.recordings.shape_of)
-        return self._run(shares, shape, table, 0, saved, False)
+        """A turn of sequences that the one before leaves on the device, as it does drafts; see ``ready``."""
+        shape, table = self.table.filled(
+            columns, drafting, num_drafted, num_shared_out, self.recordings.shape_of
+        )
+        return self._run(shares, shape, table, num_drafted, saved, False)
 
     def _run(
         self,

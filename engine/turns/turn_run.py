@@ -180,6 +180,12 @@ class TurnResult(StepResult):
         found: Outcome = vars(self)["_outcome"]
         return found
 
+    @property
+    def width(self) -> int:
+        """Most rows of a sequence."""
+        found: int = vars(self)["_run"].shape.width
+        return found
+
     @cached_property
     def _told(self) -> tuple[tuple[Answer, ...], Sampled]:
         found: tuple[tuple[Answer, ...], Sampled] = vars(self)["_run"].told(self.outcome, self.logits)

@@ -53,7 +53,7 @@ def rings_of(core: EngineCore) -> dict[tuple[bytes, ...], dict[int, bytes]]:
 def test_turns_that_follow_unseen_ones_move_no_bit(llm: LLM, policy: str) -> None:
     asked = plain(4, 24)
     records, truth = truth_of(llm, asked)
-    core, recorder = chained_core(llm, truth, Speculation.from_text(policy))
+    core, recorder = chained_core(llm, truth, Speculation.from_text(policy), fewest_in_convoy=3)
     found = played(core, asked)
     for request, wanted in zip(asked, records, strict=True):
         assert found[request.request_id] == [packed(record) for record in wanted]

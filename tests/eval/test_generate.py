@@ -147,7 +147,7 @@ def test_logprobs_survive_json_bit_for_bit() -> None:
         for e in events_of([prompt_of("to be", "a")], SamplingParams(num_logprobs=2))
         if isinstance(e, Sample)
     ]
-    odd = replace(sample.records[0], raw_logprob=-1.100000023841858, processed_logprob=math.nan)
+    odd = sample.records[0]._replace(raw_logprob=-1.100000023841858, processed_logprob=math.nan)
     found = json.loads(json.dumps(replace(sample, records=(odd,)).to_dict(seed=7), allow_nan=False))
     assert found["raw_logprobs"] == [-1.100000023841858]
     assert found["processed_logprobs"] == [None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from typing import Any
 
 import torch
 from speculation_play import requests, trace
@@ -97,10 +98,12 @@ def truth_of(llm: LLM, asked: Items[GenerateRequest]) -> tuple[list[list[TokenRe
     return alone_records, truth
 
 
-def chained_core(llm: LLM, truth: torch.Tensor, speculation: Speculation) -> tuple[EngineCore, Recorder]:
-    """An asynchronous core whose turns go to a queue, as on a device."""
+def chained_core(
+    llm: LLM, truth: torch.Tensor, speculation: Speculation, **changed: Any
+) -> tuple[EngineCore, Recorder]:
+    """An asynchronous core whose turns go to a queue, as on a device; ``changed`` of its configuration."""
     config = replace(
-        trace().core, speculation=speculation, asynchronous=True, graphs=True, prefix_caching=True
+        trace().core, speculation=speculation, asynchronous=True, graphs=True, prefix_caching=True, **changed
     )
     core, recorder = EngineCore(llm._model, llm.rule, config, Oracle(llm, truth)), Recorder()
     core._runner = Queue()
