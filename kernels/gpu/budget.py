@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.launching import Block, Ptr, device, kernel, launch
+from deepinfer.kernels.gpu.launching import Block, Ptr, after_launches_before, device, kernel, launch
 
 _TILE = 64
 
@@ -28,7 +28,10 @@ def _budget_kernel(
     num_rows: int,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     own = tl.program_id(0)
     own_cap = tl.load(caps + own)
     count = own_cap * 0

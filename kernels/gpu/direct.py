@@ -16,6 +16,8 @@ import torch
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from deepinfer.kernels.gpu.capability import has_wgmma
+
 Grid = tuple[int, ...]
 Trait = object
 """Hashable; equal traits of all arguments mean one program."""
@@ -67,9 +69,18 @@ class Kernel:
         if program is not None:
             program.launch(grid, device, arguments)
             return
+        options = {**options, **self._begin(device, options)}
         compiled = self.function[grid](*arguments, **options)
         rest = self._parameters[len(arguments) :]
         self._programs[key] = _Program(compiled, tuple(options[one.name] for one in rest))
+
+    def _begin(self, device: int, options: Mapping[str, Any]) -> dict[str, bool]:
+        """Whether a kernel that can wait for the launches before it, by ``EARLY``, begins before they end."""
+        if "EARLY" in options or all(one.name != "EARLY" for one in self._parameters):
+            return {}
+        if not has_wgmma(torch.device("cuda", device)):
+            return {"EARLY": False}
+        return {"EARLY": True, "launch_pdl": True}
 
 
 def trait_of(value: Any, parameter: Any) -> Trait:

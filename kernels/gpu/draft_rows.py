@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.draft_operands import BlockShape, DraftRows
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch, power_of_two
 
 _TILE = 1024
 
@@ -35,8 +35,11 @@ def _rows_kernel(
     WINDOW: tl.constexpr,
     LANES: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """One tile of one row; the first tile writes its places too."""
+    if EARLY:
+        after_launches_before()
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     block, number = row // SIZE, row % SIZE
     token = tl.where(number == 0, tl.load(golden + block), noise)

@@ -18,7 +18,15 @@ import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import greater, lesser, rounded
 from deepinfer.kernels.gpu.expert_groups import Tiles
-from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+)
 from deepinfer.kernels.gpu.mxfp4_weights import BLOCK, Mxfp4Weights, codes_of, multipliers, step_channels
 
 
@@ -82,8 +90,11 @@ def _inner_kernel(
     BM: tl.constexpr,
     BK: tl.constexpr,
     CLAMP: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """``out[pair]`` [P, I] = ``silu(x gate) * (x up) * share``."""
+    if EARLY:
+        after_launches_before()
     columns = tl.cdiv(padded, BN)
     tile, n0 = tl.program_id(0) // columns, tl.program_id(0) % columns * BN
     expert = tl.load(expert_of + tile)
@@ -137,8 +148,11 @@ def _outer_kernel(
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """``out[pair]`` [P, D] = ``h[pair] down``."""
+    if EARLY:
+        after_launches_before()
     columns = tl.cdiv(width, BN)
     tile, n0 = tl.program_id(0) // columns, tl.program_id(0) % columns * BN
     expert = tl.load(expert_of + tile)
@@ -226,9 +240,18 @@ def outer_products(
 
 @kernel
 def _combine_kernel(
-    y: Ptr, shared: Ptr, out: Ptr, width: int, PER_ROW: tl.constexpr, SHARED: tl.constexpr, BD: tl.constexpr
+    y: Ptr,
+    shared: Ptr,
+    out: Ptr,
+    width: int,
+    PER_ROW: tl.constexpr,
+    SHARED: tl.constexpr,
+    BD: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """``((0 + y_0) + y_1 ...) + shared``; the pairs of a row lie in ascending expert order."""
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
     total = tl.zeros((BD,), tl.float32)

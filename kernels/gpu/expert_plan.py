@@ -11,7 +11,15 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.launching import Block, Ptr, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 
 MAX_PAIRS, MAX_EXPERTS = 1024, 64
 """What one program does at once; beyond it sorting pays."""
@@ -61,8 +69,11 @@ def _plan_kernel(
     LARGE: tl.constexpr,
     SMALL: tl.constexpr,
     EXPERTS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """SMALL 0: one size only."""
+    if EARLY:
+        after_launches_before()
     e, i = tl.arange(0, EXPERTS), tl.arange(0, CHUNK)
     counts = e * 0
     for begin in range(0, num_pairs, CHUNK):

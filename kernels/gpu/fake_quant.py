@@ -17,7 +17,7 @@ from deepinfer.kernels.gpu.block_codes import (
     round_e4m3,
 )
 from deepinfer.kernels.gpu.elementary import copy_sign
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
 
 MXFP8, MXFP4, FP4_E4M3 = 0, 1, 2
 _GROUPS = {MXFP8: 32, MXFP4: 32, FP4_E4M3: 16}
@@ -26,8 +26,15 @@ _TILE = 16
 
 @kernel
 def _round_trip_kernel(
-    x: Ptr, num_groups: int, KIND: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr
+    x: Ptr,
+    num_groups: int,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     groups = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     places = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = tl.broadcast_to((groups < num_groups)[:, None], (TILE, GROUP))

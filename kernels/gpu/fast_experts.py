@@ -22,7 +22,7 @@ from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, fast_silu, in
 from deepinfer.kernels.gpu.expert_groups import Tiles, plan_tiles, plan_two_sizes
 from deepinfer.kernels.gpu.fast_linear import FastLinear, linear, pack_linear
 from deepinfer.kernels.gpu.gemm import Workspace
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
 from deepinfer.kernels.gpu.mxfp4_weights import BLOCK, Mxfp4Weights, exact_codes, pack_codes
 
 _FEW = 8
@@ -132,8 +132,16 @@ def routed(
 
 @kernel
 def _activate_kernel(
-    products: Ptr, out: Ptr, limit: float, inner: int, BLOCK: tl.constexpr, CLAMP: tl.constexpr
+    products: Ptr,
+    out: Ptr,
+    limit: float,
+    inner: int,
+    BLOCK: tl.constexpr,
+    CLAMP: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = products + row * 2 * inner + i

@@ -17,7 +17,7 @@ import torch
 from deepinfer.kernels.gpu.elementary import rounded
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.gemm_tiles import multiply, multiply_groups, rounds_rows
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
 
 import triton.language as tl  # isort: skip
 
@@ -60,9 +60,17 @@ def pack_linear(weight: torch.Tensor, place: torch.device) -> FastLinear:
 
 @kernel
 def _sum_kernel(
-    parts: Ptr, out: Ptr, num_outputs: int, stride: int, BLOCK: tl.constexpr, BF16: tl.constexpr
+    parts: Ptr,
+    out: Ptr,
+    num_outputs: int,
+    stride: int,
+    BLOCK: tl.constexpr,
+    BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """``(p_0 + p_1) + p_2`` of a row."""
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = parts + row * 3 * num_outputs + n

@@ -26,7 +26,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from deepinfer.kernels.gpu.elementary import rounded
 from deepinfer.kernels.gpu.fp8_weights import RUN, Fp8Weights, fp8_factors, fp8_half
-from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+)
 
 _GROUP = 8
 _REDUCED = 512
@@ -107,7 +115,10 @@ def _gemm_kernel(
     ROUND: tl.constexpr,
     FP8: tl.constexpr,
     GROUPS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row_tiles, column_tiles = tl.cdiv(num_rows, BM), tl.cdiv(num_outputs, BN)
     tile, part = tl.program_id(0), tl.program_id(1)
     # runs of GROUP column tiles share their rows, so that the second-level cache serves both operands
@@ -169,7 +180,10 @@ def _reduce_kernel(
     CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROUND: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for s in tl.static_range(CHUNKS):

@@ -14,7 +14,15 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import exp, rounded, rsqrt, sigmoid
-from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+)
 from deepinfer.kernels.gpu.linear import PackedLinear, linear
 from deepinfer.kernels.gpu.norms import square_sums
 
@@ -77,11 +85,14 @@ def _mix_kernel(
     S: tl.constexpr,
     LANES: tl.constexpr,
     GIVEN: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """Coefficients from ``streams`` [T, width = S * D] and ``products`` [T, S * S + 2 S].
 
     GIVEN: the sums of squares come from elsewhere, [T].
     """
+    if EARLY:
+        after_launches_before()
     rows = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside = rows < num_rows
     if GIVEN:
@@ -111,8 +122,17 @@ def _mix_kernel(
 
 @kernel
 def _collapse_kernel(
-    streams: Ptr, pre: Ptr, out: Ptr, width: int, S: tl.constexpr, BD: tl.constexpr, BF16: tl.constexpr
+    streams: Ptr,
+    pre: Ptr,
+    out: Ptr,
+    width: int,
+    S: tl.constexpr,
+    BD: tl.constexpr,
+    BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
     acc = tl.zeros((BD,), tl.float32)
@@ -133,7 +153,10 @@ def _expand_kernel(
     S: tl.constexpr,
     BD: tl.constexpr,
     BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row, b = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.program_id(2) * BD + tl.arange(0, BD)
     acc = tl.load(post + row * S + b) * tl.load(added + row * width + d, d < width, other=0.0)

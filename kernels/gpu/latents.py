@@ -13,7 +13,15 @@ import triton.language as tl
 
 from deepinfer.kernels.gpu.block_codes import mxfp8_exponent, power, round_e4m3
 from deepinfer.kernels.gpu.elementary import copy_sign, rounded, rsqrt
-from deepinfer.kernels.gpu.launching import Block, Ptr, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 from deepinfer.kernels.operands import Rotary
 
 GROUP = 32
@@ -45,8 +53,11 @@ def _latent_kernel(
     GROUP: tl.constexpr,
     MXFP8: tl.constexpr,
     BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """One row; behind the sum of squares it is held as pairs, a line for each group."""
+    if EARLY:
+        after_launches_before()
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     line = x + row * width
     squares = tl.zeros((TILE,), tl.float32)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from deepinfer.kernels.draft_chains import CONFIDENCE_CLAMP
 from deepinfer.kernels.draft_operands import DraftHead, DraftOutput
-from deepinfer.kernels.gpu.launching import Ptr, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, kernel, launch, power_of_two
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import PackedWeight
 
@@ -34,8 +34,11 @@ def _start_kernel(
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """Begin a block: its golden token and what that adds to the first row; its states before their terms."""
+    if EARLY:
+        after_launches_before()
     block = tl.program_id(0).to(tl.int64)
     token = tl.load(golden + block)
     tl.store(tokens + block * (SIZE + 1), token)
@@ -68,8 +71,11 @@ def _pick_kernel(
     LANES: tl.constexpr,
     TILE: tl.constexpr,
     IS_LAST: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """Add a block's term, take the largest, the lowest of equals, and read what it adds to the next row."""
+    if EARLY:
+        after_launches_before()
     block = tl.program_id(0).to(tl.int64)
     best = tl.full((), float("-inf"), tl.float32)
     token = tl.full((), 0, tl.int64)

@@ -8,21 +8,37 @@ import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import exp, greater, rounded
 from deepinfer.kernels.gpu.elementary import sigmoid as sigmoid_of
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
 
 _BLOCK = 1024
 
 
 @kernel
 def _scale_kernel(
-    x: Ptr, out: Ptr, factor: float, count: int, BLOCK: tl.constexpr, BF16: tl.constexpr
+    x: Ptr,
+    out: Ptr,
+    factor: float,
+    count: int,
+    BLOCK: tl.constexpr,
+    BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, rounded(tl.load(x + i, i < count, other=0.0) * factor, BF16), i < count)
 
 
 @kernel
-def _sigmoid_kernel(x: Ptr, out: Ptr, count: int, BLOCK: tl.constexpr) -> None:
+def _sigmoid_kernel(
+    x: Ptr,
+    out: Ptr,
+    count: int,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
+) -> None:
+    if EARLY:
+        after_launches_before()
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, sigmoid_of(tl.load(x + i, i < count, other=0.0)), i < count)
 
@@ -36,7 +52,10 @@ def _mean_kernel(
     STREAMS: tl.constexpr,
     BLOCK: tl.constexpr,
     BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -47,8 +66,16 @@ def _mean_kernel(
 
 @kernel
 def _pool_kernel(
-    values: Ptr, scores: Ptr, out: Ptr, width: int, BLOCK: tl.constexpr, BF16: tl.constexpr
+    values: Ptr,
+    scores: Ptr,
+    out: Ptr,
+    width: int,
+    BLOCK: tl.constexpr,
+    BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     group = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     first, inside = 2 * group * width + d, d < width

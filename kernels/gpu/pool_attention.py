@@ -12,7 +12,16 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import rounded
-from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.row_sources import RowSource, floats, packed, rows_of
 from deepinfer.kernels.operands import PagedRecords
@@ -91,7 +100,10 @@ def _attend_kernel(
     CP: tl.constexpr,
     BH: tl.constexpr,
     BJ: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row, h = tl.program_id(1).to(tl.int64), tl.program_id(0) * BH + tl.arange(0, BH)
     c = tl.arange(0, CP)
     places = (row * num_heads + h)[None, :] * C + c[:, None]

@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.index_scan import ordered16
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch, power_of_two
 from deepinfer.kernels.gpu.row_sources import RowSource, rows_of
 
 _ENTRIES = 64
@@ -45,8 +45,11 @@ def _scan_kernel(
     KEYS: tl.constexpr,
     BEST: tl.constexpr,
     BE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """``where`` says where the entries of a row begin, or which groups hold them if ``PAGED``."""
+    if EARLY:
+        after_launches_before()
     row, first = tl.program_id(1).to(tl.int64), tl.program_id(0) * BE
     count = tl.load(counts + row).to(tl.int32)
     if (WITHIN != 0) | (first < count):

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from deepinfer.kernels.gpu import packed_ops, pool_attention, two_level
 from deepinfer.kernels.gpu.gemm import Workspace
-from deepinfer.kernels.gpu.launching import Ptr, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, kernel, launch, power_of_two
 from deepinfer.kernels.gpu.pool_index import Keys
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.row_sources import packed
@@ -36,7 +36,10 @@ def _slots_kernel(
     width_of_table: int,
     PER: tl.constexpr,
     B: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, B)
     entry = tl.load(entries + row * num_entries + i, i < num_entries, other=-1)
     group = tl.load(table + row * width_of_table + entry // PER, entry >= 0, other=0)

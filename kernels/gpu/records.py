@@ -26,7 +26,15 @@ from deepinfer.kernels.gpu.block_codes import (
     value_e4m3,
 )
 from deepinfer.kernels.gpu.elementary import bits_of, float_of
-from deepinfer.kernels.gpu.launching import Block, Ptr, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 
 _KINDS = {"mxfp8": (0, 32, 32), "mxfp4": (1, 32, 16), "fp4": (2, 16, 8), "exact": (3, 1, 4)}
 """Number in the kernels, channels of a group, data bytes of a group."""
@@ -120,7 +128,10 @@ def _store_kernel(
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     t = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + t)
     exists = (row >= 0) & (row < blocks * per_block)
@@ -169,7 +180,10 @@ def _load_kernel(
     KIND: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     t = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + t)
     exists = (row >= 0) & (row < blocks * per_block)

@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import rounded
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch, power_of_two
 
 _HEADS = 8
 
@@ -26,8 +26,11 @@ def _rotate_kernel(
     PAIRS: tl.constexpr,
     COPIED: tl.constexpr,
     BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """Some heads of a row, from ``x`` to ``out``; COPIED, if not 0, holds all channels before those."""
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pairs = tl.arange(0, PAIRS)

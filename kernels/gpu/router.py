@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import softplus
-from deepinfer.kernels.gpu.launching import Ptr, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, kernel, launch, power_of_two
 
 
 @kernel
@@ -20,7 +20,10 @@ def _route_kernel(
     TOP: tl.constexpr,
     NORMALISE: tl.constexpr,
     BE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BE)
     inside = e < num_experts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch, power_of_two
 from deepinfer.kernels.row_copies import check_copy
 
 _WORDS = {8: torch.int64, 4: torch.int32, 1: torch.int8}
@@ -30,7 +30,10 @@ def _copy_rows_kernel(
     num_targets: int,
     num_sources: int,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     pair, i = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there, here = tl.load(to + pair).to(tl.int64), tl.load(rows + pair).to(tl.int64)
     named = (there >= 0) & (there < num_targets) & (here >= 0) & (here < num_sources)

@@ -12,7 +12,15 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import copy_sign, exp, greater, log, rounded, rsqrt, sigmoid
-from deepinfer.kernels.gpu.launching import Block, Ptr, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 
 _TILE = 4096
 
@@ -24,8 +32,17 @@ def _mean(total: Block, count: int) -> Block:
 
 @kernel
 def _norm_kernel(
-    x: Ptr, gain: Ptr, out: Ptr, eps: float, width: int, TILE: tl.constexpr, BF16: tl.constexpr
+    x: Ptr,
+    gain: Ptr,
+    out: Ptr,
+    eps: float,
+    width: int,
+    TILE: tl.constexpr,
+    BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     line = tl.program_id(0).to(tl.int64) * width
     lane = tl.arange(0, TILE)
     squares = tl.zeros((TILE,), tl.float32)
@@ -41,7 +58,15 @@ def _norm_kernel(
 
 
 @kernel
-def _squares_kernel(x: Ptr, out: Ptr, width: int, TILE: tl.constexpr) -> None:
+def _squares_kernel(
+    x: Ptr,
+    out: Ptr,
+    width: int,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
+) -> None:
+    if EARLY:
+        after_launches_before()
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     squares = tl.zeros((TILE,), tl.float32)
     for first in range(0, width, TILE):
@@ -60,8 +85,11 @@ def _site_kernel(
     num_outputs: int,
     TILE: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """``_squares_kernel``, and ``(p_0 + p_1) + p_2`` of the products of the row."""
+    if EARLY:
+        after_launches_before()
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     total = tl.zeros((TILE,), tl.float32)
     for first in range(0, width, TILE):
@@ -87,7 +115,10 @@ def _gate_kernel(
     width: int,
     TILE: tl.constexpr,
     BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     item, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     row, own = item // num_streams, item % num_streams
     source, keys = streams + item * width, kv + (row * (num_streams + 1) + own) * width
@@ -113,9 +144,17 @@ def _gate_kernel(
 
 @kernel
 def _logprob_kernel(
-    logits: Ptr, targets: Ptr, logprobs: Ptr, ranks: Ptr, vocabulary: int, TILE: tl.constexpr
+    logits: Ptr,
+    targets: Ptr,
+    logprobs: Ptr,
+    ranks: Ptr,
+    vocabulary: int,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """One pass: every lane keeps its largest logit, and its sum of exponentials against that."""
+    if EARLY:
+        after_launches_before()
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     line, target = logits + row * vocabulary, tl.load(targets + row)
     value = tl.load(line + target)
@@ -136,8 +175,16 @@ def _logprob_kernel(
 
 
 @kernel
-def _log_softmax_kernel(logits: Ptr, out: Ptr, vocabulary: int, TILE: tl.constexpr) -> None:
+def _log_softmax_kernel(
+    logits: Ptr,
+    out: Ptr,
+    vocabulary: int,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
+) -> None:
     """The normaliser in the order of the gather above, then a second pass."""
+    if EARLY:
+        after_launches_before()
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     line = logits + row * vocabulary
     top, total = tl.full((TILE,), -3.0e38, tl.float32), tl.zeros((TILE,), tl.float32)
@@ -156,7 +203,15 @@ def _log_softmax_kernel(logits: Ptr, out: Ptr, vocabulary: int, TILE: tl.constex
 
 
 @kernel
-def _mass_kernel(masses: Ptr, out: Ptr, vocabulary: int, TILE: tl.constexpr) -> None:
+def _mass_kernel(
+    masses: Ptr,
+    out: Ptr,
+    vocabulary: int,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
+) -> None:
+    if EARLY:
+        after_launches_before()
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     total = tl.zeros((TILE,), tl.float32)
     for first in range(0, vocabulary, TILE):

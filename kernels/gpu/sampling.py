@@ -15,7 +15,16 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import exp, log, ordered
-from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 from deepinfer.kernels.gpu.logprobs import largest_of, mass_sums
 from deepinfer.kernels.gpu.selection import unsigned
 
@@ -30,9 +39,18 @@ def num_lanes(vocabulary: int) -> int:
 
 @kernel
 def _mass_kernel(
-    logits: Ptr, largest: Ptr, heat: Ptr, scaled: Ptr, masses: Ptr, vocabulary: int, TILE: tl.constexpr
+    logits: Ptr,
+    largest: Ptr,
+    heat: Ptr,
+    scaled: Ptr,
+    masses: Ptr,
+    vocabulary: int,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """``z = (l - M) / temperature`` and ``exp(z)``; a greedy row is divided by 1, it will not be used."""
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside, temperature = v < vocabulary, tl.load(heat + row)
@@ -60,11 +78,14 @@ def _cut_kernel(
     cuts: Ptr,
     vocabulary: int,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """Where the walk ends: ``cuts`` int64 [R, 2, 2] holds threshold key and tokens kept among its equals.
 
     Program 1 on the second axis is top-k, every token weighing 1; program 0 is top-p. Threshold -1: no cut.
     """
+    if EARLY:
+        after_launches_before()
     row, by_count = tl.program_id(0).to(tl.int64), tl.program_id(1) == 1
     line, lane = row * vocabulary, tl.arange(0, TILE)
     total, mass_share, count = tl.load(totals + row), tl.load(top_p + row), tl.load(top_k + row)
@@ -109,8 +130,11 @@ def _drop_kernel(
     min_p: Ptr,
     vocabulary: int,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """Zero the masses of the tokens that a filter drops."""
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     line, lane = row * vocabulary, tl.arange(0, TILE)
     mass_key, mass_kept = tl.load(cuts + row * 4), tl.load(cuts + row * 4 + 1)
@@ -146,8 +170,11 @@ def _draw_kernel(
     depth: int,
     LANES: tl.constexpr,
     DEPTH: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """The token that the first accepted word points at, lane by lane."""
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     line, total, lane = masses + row * vocabulary, tl.load(totals + row), tl.arange(0, LANES)
     lanes = tl.zeros((LANES,), tl.int64)
@@ -182,8 +209,11 @@ def _answer_kernel(
     logprobs: Ptr,
     vocabulary: int,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """Greedy rows take the first largest logit; rows without a usable distribution get -1."""
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     line, lane, top = row * vocabulary, tl.arange(0, TILE), tl.load(largest + row)
     first_best, broken = row * 0 + vocabulary, row * 0

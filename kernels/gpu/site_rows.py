@@ -12,7 +12,15 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import rounded, rsqrt
-from deepinfer.kernels.gpu.launching import Block, Ptr, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 
 _TILE = 4096
 """That of ``row_sums``: it fixes the order that lanes add in."""
@@ -41,8 +49,11 @@ def _site_row_kernel(
     S: tl.constexpr,
     TILE: tl.constexpr,
     BF16: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """One row."""
+    if EARLY:
+        after_launches_before()
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
     line, factors = streams + row * S * width, pre + row * S
     squares = tl.zeros((TILE,), tl.float32)

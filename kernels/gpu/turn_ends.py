@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.launching import Ptr, kernel, launch
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, kernel, launch
 from deepinfer.kernels.turn_operands import CONTEXT, SLOT, TurnEnd, TurnForm, TurnFound, TurnPlan, TurnState
 
 
@@ -27,8 +27,11 @@ def _end_kernel(
     COLUMNS: tl.constexpr,
     HISTORY: tl.constexpr,
     WIDTH: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """One sequence; ``COLUMNS`` are those of slot and context."""
+    if EARLY:
+        after_launches_before()
     number = tl.program_id(0).to(tl.int64)
     start, count = tl.load(starts + number), tl.load(counts + number)
     first = tl.load(firsts + number)
@@ -94,8 +97,11 @@ def _leave_kernel(
     LINE: tl.constexpr,
     BLOCK: tl.constexpr,
     MOST: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """One row, or one sequence behind the rows; ``BLOCK`` drafts were made of ``MOST``."""
+    if EARLY:
+        after_launches_before()
     number = tl.program_id(0).to(tl.int64)
     if number < num_rows:
         tl.store(whole + number, tl.load(ids + number))

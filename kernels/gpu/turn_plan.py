@@ -12,7 +12,16 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.budget import verify_budget
-from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 from deepinfer.kernels.gpu.turn_sequences import place_sequences
 from deepinfer.kernels.turn_operands import (
     DRAFTS,
@@ -74,8 +83,11 @@ def _rows_kernel(
     WINDOW: tl.constexpr,
     LANES: tl.constexpr,
     SEQUENCES: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """One row; ``COLUMNS`` are those of slot, low, seed, sample, heat, floor and top_k."""
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     owner, step = row, row * 0
     if WIDE:
@@ -160,8 +172,11 @@ def _entries_kernel(
     RATIO: tl.constexpr,
     STEPS: tl.constexpr,
     TILE: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """Records of a tile of entries; whose they are is found by halving."""
+    if EARLY:
+        after_launches_before()
     entry = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     low, high = entry * 0, entry * 0 + num_items
     for _ in tl.static_range(STEPS):

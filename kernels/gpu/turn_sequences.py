@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.launching import Ptr, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, kernel, launch, power_of_two
 from deepinfer.kernels.turn_operands import DRAFTS, FROM_DEVICE, LIMIT, SLOT, START, TurnForm, TurnState
 
 
@@ -40,8 +40,11 @@ def _starts_kernel(
     FROM: tl.constexpr,
     WIDE: tl.constexpr,
     SEQUENCES: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """All sequences at once; ``COLUMNS`` are those of slot, start and limit."""
+    if EARLY:
+        after_launches_before()
     number = tl.arange(0, SEQUENCES).to(tl.int64)
     inside = number < num_items
     own = table + number * stride
@@ -81,8 +84,11 @@ def _history_kernel(
     SIZE_LANES: tl.constexpr,
     MARGIN: tl.constexpr,
     LANES: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
     """One sequence: its ids, and the ring records before it."""
+    if EARLY:
+        after_launches_before()
     number = tl.program_id(0).to(tl.int64)
     own = table + number * stride
     slot, start = tl.load(own + COLUMNS[0]), tl.load(starts + number)

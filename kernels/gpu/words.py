@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch, power_of_two
 from deepinfer.kernels.rng import NUM_PURPOSES, SAMPLE
 
 
@@ -22,7 +22,10 @@ def _words_kernel(
     PURPOSES: tl.constexpr,
     PURPOSE: tl.constexpr,
     BLOCKS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ) -> None:
+    if EARLY:
+        after_launches_before()
     row = tl.program_id(0).to(tl.int64)
     stream = tl.load(positions + row) * PURPOSES + PURPOSE
     seed = tl.load(seeds + row)
