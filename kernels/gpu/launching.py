@@ -45,8 +45,8 @@ def after_launches_before() -> None:
     """Of a launch that begins before the one before has ended (``launch_pdl``): let the next one begin, and
     wait for what those before write.
 
-    A kernel does so first of all if its parameter ``EARLY`` says so, which ``Kernel`` gives. Waiting is for
-    the end of the launch before, which waited as well, or began late; so all that came earlier has ended, too.
+    A kernel does so first of all if its parameter ``EARLY`` says so, which ``Kernel`` gives. It waits for the
+    end of the launch before, which waited as well, or began late; so all that came earlier has ended, too.
     """
     tl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0",
