@@ -16,7 +16,8 @@ from deepinfer.engine.api import (
 from deepinfer.engine.asynchrony import Runner, runner_of
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.caches import Caches, CacheShape, default_ring
-from deepinfer.engine.convoy import Convoy, Loop, convoy_of
+from deepinfer.engine.convoy import Convoy, convoy_of
+from deepinfer.engine.convoy_loop import Loop
 from deepinfer.engine.core_config import CoreConfig as CoreConfig
 from deepinfer.engine.core_config import Observer as Observer
 from deepinfer.engine.emission import Ending, ending, terminal_record, token_records

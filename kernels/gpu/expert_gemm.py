@@ -112,8 +112,10 @@ def _inner_kernel(
         group += (2 * tl.arange(0, BK // 64) * inner)[None, :]
         g, u = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
         for _ in range(0, DEPTH, BK):
-            x0, x1 = tl.load(rows, within, other=0.0), tl.load(rows + 16, within, other=0.0)
-            x2, x3 = tl.load(rows + 32, within, other=0.0), tl.load(rows + 48, within, other=0.0)
+            x0 = tl.load(rows, within, other=0.0).to(tl.bfloat16)
+            x1 = tl.load(rows + 16, within, other=0.0).to(tl.bfloat16)
+            x2 = tl.load(rows + 32, within, other=0.0).to(tl.bfloat16)
+            x3 = tl.load(rows + 48, within, other=0.0).to(tl.bfloat16)
             low, high = tl.load(gate_scales + group), tl.load(gate_scales + group + inner)
             g = _step(g, tl.load(gate + word), low, high, x0, x1, x2, x3)
             low, high = tl.load(up_scales + group), tl.load(up_scales + group + inner)
@@ -192,15 +194,15 @@ def inner_products(
     tile: ExpertTile,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Gate, up and activation of every pair: ``x`` bfloat16 [T, D], ``shares`` float32 [T, k] -> bfloat16
-    [P, I'].
+    """Gate, up and activation of every pair: ``x`` [T, D] of bfloat16 values, ``shares`` float32 [T, k] ->
+    bfloat16 [P, I'].
 
     D is a multiple of 64; I' is I filled up with zeros to one. ``tiles`` must be planned for
     ``tile.pairs``; pairs that no tile holds are not written.
     """
     num_experts, inner, _ = gate.words.shape
     padded = ceil_div(inner, BLOCK) * BLOCK
-    out = x.new_empty(shares.numel(), padded) if out is None else out
+    out = x.new_empty(shares.numel(), padded, dtype=torch.bfloat16) if out is None else out
     launch(
         _inner_kernel,
         (len(tiles.expert) * ceil_div(padded, tile.outputs),),

@@ -97,7 +97,7 @@ def _many(inputs: int) -> tuple[ExpertTile, ExpertTile]:
 def routed(
     x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, experts: RoutedExperts, limit: float
 ) -> torch.Tensor:
-    """bfloat16 [P, D]: every pair's expert applied to its row ``x`` bfloat16 [T, D], weighted.
+    """bfloat16 [P, D]: every pair's expert applied to its row ``x`` [T, D] of bfloat16 values, weighted.
 
     Tiles follow from pairs per expert on average; apart from their depth, fixed by K, they move no bit.
     """
@@ -105,11 +105,12 @@ def routed(
     inner: tuple[ExpertTile, ...]
     outer: tuple[ExpertTile, ...]
     plans: tuple[Tiles, ...]
-    x = torch.nn.functional.pad(x, (0, -x.shape[1] % BLOCK))
+    if x.shape[1] % BLOCK:
+        x = torch.nn.functional.pad(x, (0, -x.shape[1] % BLOCK))
     if ids.numel() < _FEW * num_experts or not capability_at(x.device).buckets:
         plans, inner = (plan_tiles(ids, num_experts, 16),), (_few(x.shape[1]),)
-    else:
-        inner = _many(x.shape[1])
+    else:  # few rows are rounded on their way, which spares a launch
+        x, inner = x.to(torch.bfloat16), _many(x.shape[1])
         plans = plan_two_sizes(ids, num_experts, inner[0].pairs, inner[1].pairs)
     gluon = has_wgmma(x.device) and hopper_experts.fits(x.shape[1], experts.gate.num_outputs)
     h: torch.Tensor | None = None
@@ -186,7 +187,7 @@ def moe(
     """
     ids, shares = expert_ids.contiguous(), weights.contiguous()
     if isinstance(experts, RoutedExperts):
-        pairs = routed(x.to(torch.bfloat16), ids, shares, experts, limit)
+        pairs = routed(x.contiguous(), ids, shares, experts, limit)
     elif isinstance(experts, strict.PackedExperts):
         pairs = strict.outputs(x.contiguous(), ids, shares, experts, limit, True)
     else:
