@@ -165,6 +165,8 @@ class EngineCore:
         turns = self.launcher.turns
         if turns is None or self.observe is not None or not self._runner.is_asynchronous:
             return None
+        if len(self.scheduler.running) < self.config.fewest_in_convoy:
+            return None
         return convoy_of(
             Loop(
                 turns=turns,

@@ -31,6 +31,9 @@ from deepinfer.kernels.interface import Ops
 _LOYALTY = 1.02
 """What another number of drafts must promise more than the present one: a change may have to be recorded."""
 
+_KEPT_STEPS = 4
+"""Steps for which a single sequence drafts as many: with one, a device waits for a host that thinks."""
+
 
 class ConfidenceDrafts:
     """See ``DraftPolicy``."""
@@ -42,6 +45,7 @@ class ConfidenceDrafts:
         self._profile = AcceptanceProfile(num_drafts)
         self._pauses = Pauses()
         self._chosen: dict[int, int] = {}
+        self._single, self._num_kept = num_drafts, 0  # drafts of one sequence, for so many steps more
 
     def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
         """See ``DraftPolicy``."""
@@ -66,6 +70,8 @@ class ConfidenceDrafts:
 
         How sure they are is guessed from the drafts before them. One sequence has all that were drafted.
         """
+        if len(sequences) == 1 and self.mode(1) is Drafting.ON:
+            return Unseen(num_drafted)
         blocks = [sequence.drafts for sequence in sequences]
         is_drafted = np.array([block.size > 0 for block in blocks])
         return self.unseen_of(confidences_of(blocks, self._most), is_drafted, num_drafted)
@@ -90,8 +96,12 @@ class ConfidenceDrafts:
         """See ``DraftPolicy``; only a single sequence is known to have no use for the rest of a block."""
         if num_sequences > 1:
             return self._most
-        totals, tokens = self._totals(1), _expected_of_one(self._profile.chances().tolist())
-        return self._stable(1, totals, [tokens[total] for total in totals]) or self._most
+        if self._num_kept == 0:
+            totals, tokens = self._totals(1), _expected_of_one(self._profile.chances().tolist())
+            self._single = self._stable(1, totals, [tokens[total] for total in totals]) or self._most
+            self._num_kept = _KEPT_STEPS
+        self._num_kept -= 1
+        return self._single
 
     def _totals(self, count: int) -> list[int]:
         """Numbers of drafts that may be made for so many sequences, but none."""
@@ -143,7 +153,7 @@ class ConfidenceDrafts:
         is_trying = not costs.drafting.is_known(chosen)
         if self._pauses.learn(timing, costs.plain_s, is_trying, is_sure=costs.plain.at(0) > 0):
             # what steps took before the pause may have been the machine's mood
-            costs.drafting = StepCosts()
+            costs.drafting, self._num_kept = StepCosts(), 0
             self._chosen.pop(sequence_bucket(timing.num_sequences), None)
 
     def _costs_of(self, num_sequences: int) -> BatchCosts:
