@@ -1,18 +1,17 @@
-"""The kernel set of Ascend NPUs, as far as Triton's operations reach there. Not run on hardware.
+"""The kernel set of Ascend NPUs. Not run on hardware.
 
 The kernels are those of ``kernels.gpu`` that need nothing of NVIDIA's; launches follow Ascend's own rules.
-Ops that need what triton-ascend lacks are refused by name, so the engine does not run on this set yet.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from deepinfer.kernels.ascend.cache_ops import TILE, AscendCacheOps
-from deepinfer.kernels.ascend.capability import NOT_COVERED
+from deepinfer.kernels.ascend.cache_ops import TILE
 from deepinfer.kernels.ascend.row_blocks import Rows, by_rows
+from deepinfer.kernels.ascend.token_ops import AscendTokenOps
 from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.gpu.experts import PackedExperts
 from deepinfer.kernels.gpu.launching import ceil_div
@@ -23,24 +22,14 @@ _GROUP = 16
 """Fewest channels of one scale of a cache record."""
 
 
-class AscendOps(Turns, AscendCacheOps):
-    """The covered ops of ``kernels.interface.Ops``; see there for shapes and meaning of every method.
-
-    Raises:
-        NotImplementedError: any op of ``capability.NOT_COVERED``.
-    """
+class AscendOps(Turns, AscendTokenOps):
+    """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "ascend"
     can_be_recorded = False
-    # turns and drafted rows in torch and covered ops: their kernels select int64 and build unsigned words
+    # turns and drafted rows in torch and the ops here: their kernels select int64 and build unsigned words
     draft_rows = Chains.draft_rows
     markov_decode = Chains.markov_decode
-
-    def __getattribute__(self, name: str) -> Any:
-        """An op that is not covered says so when it is asked for."""
-        if name in NOT_COVERED:
-            _refuse(name)
-        return super().__getattribute__(name)
 
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """See ``Ops``."""
@@ -182,9 +171,3 @@ class AscendOps(Turns, AscendCacheOps):
             return (run(own, ids, shares, experts, shared, limit),)
 
         return by_rows(part, rows, x, expert_ids, weights)[0]
-
-
-def _refuse(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"kernel set 'ascend' has no {name}: its kernel needs {NOT_COVERED[name]}, which triton-ascend lacks"
-    )

@@ -40,13 +40,8 @@ UNSUPPORTED_TYPES = frozenset({"fp64", "uint8", "uint16", "uint32", "uint64", "f
 UNSUPPORTED = frozenset({("where", "int64"), ("trans", "int64"), ("inline_asm", ""), ("sort", "")})
 """Operations that it does not have, for one type or at all."""
 
-NOT_COVERED = {
-    "route": "fp64",
-    "log_softmax": "fp64",
-    "token_logprobs": "fp64",
-    "sample": "fp64",
-}
-"""Ops whose kernels need what triton-ascend lacks, and what that is; tests check both ways."""
+LARGEST_MOD = 2**24
+"""Remainders of int64 are exact up to here only."""
 
 
 def chip_of(device_name: str) -> AscendChip:

@@ -51,6 +51,7 @@ class GpuOps(TurnKernels, Chains, RecordChains):
     name = "triton"
     can_be_recorded = True
     torch_threads = 1  # torch only moves data on the host
+    fp64 = True  # whether the chip has it: logarithms have the same bits without
 
     def __init__(self, bf16: bool, round_caches: bool, device: torch.device) -> None:
         """Bind the profile and the device, which is the CPU in Triton's interpreter."""
@@ -211,7 +212,7 @@ class GpuOps(TurnKernels, Chains, RecordChains):
         self, logits: torch.Tensor, bias: torch.Tensor, num_selected: int, normalise: bool, factor: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
-        return router.route(logits, bias, num_selected, normalise, factor)
+        return router.route(logits, bias, num_selected, normalise, factor, self.fp64)
 
     def moe(
         self,
@@ -245,13 +246,13 @@ class GpuOps(TurnKernels, Chains, RecordChains):
 
     def log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
         """See ``Ops``."""
-        return logprobs.log_softmax(logits)
+        return logprobs.log_softmax(logits, self.fp64)
 
     def token_logprobs(
         self, logits: torch.Tensor, targets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
-        return logprobs.token_logprobs(logits, targets)
+        return logprobs.token_logprobs(logits, targets, self.fp64)
 
     def verify_budget(self, confidences: torch.Tensor, caps: torch.Tensor, total: int) -> torch.Tensor:
         """See ``Ops``."""
@@ -267,7 +268,7 @@ class GpuOps(TurnKernels, Chains, RecordChains):
         words: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``Ops``."""
-        return sampling.sample(logits, temperature, top_p, top_k, min_p, words)
+        return sampling.sample(logits, temperature, top_p, top_k, min_p, words, fp64=self.fp64)
 
     def random_words(
         self, seeds: torch.Tensor, positions: torch.Tensor, sample_indices: torch.Tensor, num_words: int

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.elementary import exp, log
+from deepinfer.kernels.gpu.elementary import exp
 from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.narrow_log import log_by
 
 BLOCK = 128
 _LANES, _TILE = 32, 2048
@@ -67,11 +68,17 @@ def _chain_kernel(sums: Ptr, totals: Ptr, num_rows: int, num_blocks: int, LANES:
 
 @kernel
 def _subtract_kernel(
-    logits: Ptr, largest: Ptr, totals: Ptr, out: Ptr, vocabulary: int, TILE: tl.constexpr
+    logits: Ptr,
+    largest: Ptr,
+    totals: Ptr,
+    out: Ptr,
+    vocabulary: int,
+    TILE: tl.constexpr,
+    FP64: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    top, normaliser = tl.load(largest + row), log(tl.load(totals + row))
+    top, normaliser = tl.load(largest + row), log_by(tl.load(totals + row), FP64)
     value = tl.load(logits + row * vocabulary + v, v < vocabulary, other=0.0)
     tl.store(out + row * vocabulary + v, (value - top) - normaliser, v < vocabulary)
 
@@ -86,11 +93,12 @@ def _gather_kernel(
     ranks: Ptr,
     vocabulary: int,
     TILE: tl.constexpr,
+    FP64: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
     value = tl.load(logits + row * vocabulary + target)
-    normaliser = log(tl.load(totals + row))
+    normaliser = log_by(tl.load(totals + row), FP64)
     tl.store(logprobs + row, (value - tl.load(largest + row)) - normaliser)
     lane = tl.arange(0, TILE)
     rank = tl.zeros((TILE,), tl.int32)
@@ -138,22 +146,31 @@ def _normalisers(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return largest, _chained(sums)
 
 
-def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """All log-probabilities: float32 [T, V] -> [T, V], the same bits ``token_logprobs`` gathers."""
+def log_softmax(logits: torch.Tensor, fp64: bool = True) -> torch.Tensor:
+    """All log-probabilities: float32 [T, V] -> [T, V], the same bits ``token_logprobs`` gathers.
+
+    ``fp64``: whether the chip computes in float64; the bits are the same.
+    """
     source = logits.contiguous()
     out = torch.empty_like(source)
     num_rows, vocabulary = source.shape
     grid = (num_rows, ceil_div(vocabulary, _TILE))
-    launch(_subtract_kernel, grid, source, *_normalisers(source), out, vocabulary, TILE=_TILE)
+    arguments = (source, *_normalisers(source), out, vocabulary)
+    launch(_subtract_kernel, grid, *arguments, TILE=_TILE, FP64=fp64)
     return out
 
 
-def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [T, V], int64 [T] -> log-probabilities float32 [T] and ranks int32 [T]; see ``Ops``."""
+def token_logprobs(
+    logits: torch.Tensor, targets: torch.Tensor, fp64: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [T, V], int64 [T] -> log-probabilities float32 [T] and ranks int32 [T]; see ``Ops``.
+
+    ``fp64``: as for ``log_softmax``.
+    """
     source = logits.contiguous()
     num_rows, vocabulary = source.shape
     logprobs = source.new_empty(num_rows)
     ranks = torch.empty(num_rows, dtype=torch.int32, device=source.device)
     arguments = (source, *_normalisers(source), targets.contiguous(), logprobs, ranks, vocabulary)
-    launch(_gather_kernel, (num_rows,), *arguments, TILE=_TILE)
+    launch(_gather_kernel, (num_rows,), *arguments, TILE=_TILE, FP64=fp64)
     return logprobs, ranks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.elementary import softplus
 from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.narrow_log import softplus_by
 
 
 @kernel
@@ -20,6 +20,7 @@ def _route_kernel(
     TOP: tl.constexpr,
     NORMALISE: tl.constexpr,
     BE: tl.constexpr,
+    FP64: tl.constexpr,
     EARLY: tl.constexpr = False,
 ) -> None:
     if EARLY:
@@ -27,7 +28,7 @@ def _route_kernel(
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BE)
     inside = e < num_experts
-    scores = tl.sqrt_rn(softplus(tl.load(logits + row * num_experts + e, inside, other=0.0)))
+    scores = tl.sqrt_rn(softplus_by(tl.load(logits + row * num_experts + e, inside, other=0.0), FP64))
     biased = scores + tl.load(bias + e, inside, other=0.0)
     left = tl.where(inside, biased, float("-inf"))
     taken = e < 0
@@ -50,9 +51,17 @@ def _route_kernel(
 
 
 def route(
-    logits: torch.Tensor, bias: torch.Tensor, num_selected: int, normalise: bool, factor: float
+    logits: torch.Tensor,
+    bias: torch.Tensor,
+    num_selected: int,
+    normalise: bool,
+    factor: float,
+    fp64: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [T, E] -> ids int64 [T, k], ascending, and weights float32 [T, k]; ties: the lower id."""
+    """float32 [T, E] -> ids int64 [T, k], ascending, and weights float32 [T, k]; ties: the lower id.
+
+    ``fp64``: whether the chip computes in float64; the bits are the same.
+    """
     source = logits.contiguous()
     num_rows, num_experts = source.shape
     ids = torch.empty(num_rows, num_selected, dtype=torch.int64, device=source.device)
@@ -64,5 +73,6 @@ def route(
         TOP=num_selected,
         NORMALISE=normalise,
         BE=power_of_two(num_experts),
+        FP64=fp64,
     )
     return ids, weights

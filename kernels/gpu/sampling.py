@@ -3,6 +3,8 @@
 Sums of probabilities keep the order of log-softmax; everything after that is integer work without an order.
 A cut (top-k or top-p) keeps tokens by descending logit, ties to the lower id, while the weights before them
 sum to at most a limit; the logit where this walk ends is found by a search over the bits of its ordered key.
+Int64 is chosen by products with 0 or 1 and divided without a remainder of its own: Ascend has no selection of
+int64, and its remainder is exact up to 2**24 only.
 
 Legend: R rows, V vocabulary, L lanes of the draw, n random words.
 """
@@ -14,7 +16,7 @@ from collections.abc import Callable
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.elementary import exp, log, ordered
+from deepinfer.kernels.gpu.elementary import exp, ordered
 from deepinfer.kernels.gpu.launching import (
     Block,
     Ptr,
@@ -26,6 +28,7 @@ from deepinfer.kernels.gpu.launching import (
     power_of_two,
 )
 from deepinfer.kernels.gpu.logprobs import largest_of, mass_sums
+from deepinfer.kernels.gpu.narrow_log import log_by
 from deepinfer.kernels.gpu.selection import unsigned
 
 _MAX_LANES, _LANES_FROM = 2048, 8192
@@ -62,10 +65,10 @@ def _mass_kernel(
 
 
 @device
-def _weight(mass: Block, total: Block) -> Block:
-    """``floor((mass / total) * 2**31)``; 0 where the quotient is no number."""
+def _share(mass: Block, total: Block) -> Block:
+    """``(mass / total) * 2**31``, whose whole part is a token's weight; 0 where the quotient is no number."""
     share = tl.div_rn(mass, tl.zeros(mass.shape, tl.float32) + total) * 2147483648.0
-    return tl.where(share == share, share, 0.0).to(tl.int64)
+    return tl.where(share == share, share, 0.0)
 
 
 @kernel
@@ -89,33 +92,36 @@ def _cut_kernel(
     row, by_count = tl.program_id(0).to(tl.int64), tl.program_id(1) == 1
     line, lane = row * vocabulary, tl.arange(0, TILE)
     total, mass_share, count = tl.load(totals + row), tl.load(top_p + row), tl.load(top_k + row)
-    active = tl.where(by_count, (count > 0) & (count < vocabulary), mass_share < 1.0)
-    limit = tl.where(by_count, count - 1, (mass_share * 2147483648.0).to(tl.int64))
+    active = (by_count & (count > 0) & (count < vocabulary)) | ((by_count == 0) & (mass_share < 1.0))
+    counts = by_count.to(tl.int64)
+    limit = counts * (count - 1) + (1 - counts) * (mass_share * 2147483648.0).to(tl.int64)
     threshold, kept = row * 0 - 1, row * 0
     if active:
         threshold = row * 0  # grows to the largest key that weighs more than the limit with all above it
         exceeds = row * 0
         for i in range(0, 32):
-            candidate = threshold + (row * 0 + 1 << (31 - i))
+            bit = row * 0 + 1 << (31 - i)
             reached = row * 0
             for first in range(0, vocabulary, TILE):
                 v = first + lane
                 u = unsigned(ordered(tl.load(logits + line + v, v < vocabulary, other=0.0)))
-                weight = _weight(tl.load(masses + line + v, v < vocabulary, other=0.0), total)
-                weight = tl.where(by_count, 1, weight)
-                reached += tl.sum(tl.where((v < vocabulary) & (u >= candidate), weight, 0), axis=0)
-            threshold = tl.where(reached > limit, candidate, threshold)
-            exceeds = tl.where(reached > limit, 1, exceeds)
+                share = _share(tl.load(masses + line + v, v < vocabulary, other=0.0), total)
+                share = tl.where(by_count, 1.0, share)
+                counted = (v < vocabulary) & (u >= threshold + bit)
+                reached += tl.sum(tl.where(counted, share, 0.0).to(tl.int64), axis=0)
+            threshold += bit * (reached > limit).to(tl.int64)
+            exceeds += (reached > limit).to(tl.int64)
         before, own = row * 0, row * 0
         for first in range(0, vocabulary, TILE):
             v = first + lane
             u = unsigned(ordered(tl.load(logits + line + v, v < vocabulary, other=0.0)))
-            weight = _weight(tl.load(masses + line + v, v < vocabulary, other=0.0), total)
-            weight = tl.where(by_count, 1, weight)
-            before += tl.sum(tl.where((v < vocabulary) & (u > threshold), weight, 0), axis=0)
-            own = tl.maximum(own, tl.max(tl.where((v < vocabulary) & (u == threshold), weight, 0), axis=0))
+            share = _share(tl.load(masses + line + v, v < vocabulary, other=0.0), total)
+            share = tl.where(by_count, 1.0, share)
+            above, level = (v < vocabulary) & (u > threshold), (v < vocabulary) & (u == threshold)
+            before += tl.sum(tl.where(above, share, 0.0).to(tl.int64), axis=0)
+            own = tl.maximum(own, tl.max(tl.where(level, share, 0.0).to(tl.int64), axis=0))
         kept = (limit - before) // tl.maximum(own, 1) + 1
-        threshold = tl.where(exceeds > 0, threshold, -1)
+        threshold = (threshold + 1) * (exceeds > 0).to(tl.int64) - 1
     place = cuts + (row * 2 + tl.program_id(1)) * 2
     tl.store(place, threshold)
     tl.store(place + 1, kept)
@@ -130,6 +136,7 @@ def _drop_kernel(
     min_p: Ptr,
     vocabulary: int,
     TILE: tl.constexpr,
+    FP64: tl.constexpr,
     EARLY: tl.constexpr = False,
 ) -> None:
     """Zero the masses of the tokens that a filter drops."""
@@ -140,7 +147,7 @@ def _drop_kernel(
     mass_key, mass_kept = tl.load(cuts + row * 4), tl.load(cuts + row * 4 + 1)
     count_key, count_kept = tl.load(cuts + row * 4 + 2), tl.load(cuts + row * 4 + 3)
     floor = tl.load(min_p + row)
-    lowest = tl.where(floor > 0.0, log(floor), float("-inf"))
+    lowest = tl.where(floor > 0.0, log_by(floor, FP64), float("-inf"))
     if (mass_key >= 0) | (count_key >= 0) | (floor > 0.0):  # else nothing is dropped, whatever the logits
         mass_seen, count_seen = row * 0, row * 0
         for first in range(0, vocabulary, TILE):
@@ -180,19 +187,20 @@ def _draw_kernel(
     lanes = tl.zeros((LANES,), tl.int64)
     for m in range(0, depth):
         v = m * LANES + lane
-        lanes += _weight(tl.load(line + v, v < vocabulary, other=0.0), total)
+        lanes += _share(tl.load(line + v, v < vocabulary, other=0.0), total).to(tl.int64)
     sum_of_all = tl.maximum(tl.sum(lanes, axis=0), 1)  # 1 only in rows that are refused
     bound = 4294967295 // sum_of_all * sum_of_all
     word = tl.load(words + row * num_words)
     for i in range(1, num_words):
-        word = tl.where(word < bound, word, tl.load(words + row * num_words + i))
-    rest = word % sum_of_all
+        accepted = (word < bound).to(tl.int64)
+        word = accepted * word + (1 - accepted) * tl.load(words + row * num_words + i)
+    rest = word - word // sum_of_all * sum_of_all
     ends = tl.cumsum(lanes, axis=0)
     own = tl.sum((ends <= rest).to(tl.int64), axis=0)
-    rest = rest - tl.sum(tl.where(lane < own, lanes, 0), axis=0)
+    rest = rest - tl.sum(lanes * (lane < own).to(tl.int64), axis=0)
     m = tl.arange(0, DEPTH)
     v = m * LANES + own
-    ends = tl.cumsum(_weight(tl.load(line + v, v < vocabulary, other=0.0), total), axis=0)
+    ends = tl.cumsum(_share(tl.load(line + v, v < vocabulary, other=0.0), total).to(tl.int64), axis=0)
     token = tl.sum((ends <= rest).to(tl.int64), axis=0) * LANES + own
     tl.store(tokens + row, tl.minimum(token, vocabulary - 1))
 
@@ -209,6 +217,7 @@ def _answer_kernel(
     logprobs: Ptr,
     vocabulary: int,
     TILE: tl.constexpr,
+    FP64: tl.constexpr,
     EARLY: tl.constexpr = False,
 ) -> None:
     """Greedy rows take the first largest logit; rows without a usable distribution get -1."""
@@ -225,10 +234,10 @@ def _answer_kernel(
         broken += tl.sum((value != value).to(tl.int64), axis=0)
     usable = (broken == 0) & (tl.abs(top) < float("inf"))
     token = tl.load(ids + row)
-    drawn = tl.load(scaled + line + token) - log(tl.load(totals + row))
+    drawn = tl.load(scaled + line + token) - log_by(tl.load(totals + row), FP64)
     full_total = tl.load(full + row)
     if tl.load(heat + row) == 0.0:
-        token = tl.where(usable, first_best, -1)
+        token = (first_best + 1) * usable.to(tl.int64) - 1
         drawn = full_total * 0.0
         drawn = tl.where(drawn == drawn, 0.0, 0.0)
     elif (full_total < float("inf")) == 0:
@@ -246,8 +255,12 @@ def sample(
     min_p: torch.Tensor,
     words: torch.Tensor,
     mass_sums: Callable[[torch.Tensor], torch.Tensor] = mass_sums,
+    fp64: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R, V], four [R], words int64 [R, n] -> ids int64 [R], processed log-probabilities [R]; see ``Ops``."""
+    """[R, V], four [R], words int64 [R, n] -> ids int64 [R], processed log-probabilities [R]; see ``Ops``.
+
+    ``fp64``: whether the chip computes in float64; the bits are the same.
+    """
     source = logits.contiguous()
     heat, mass, count = temperature.contiguous(), top_p.contiguous(), top_k.contiguous()
     floor, random = min_p.contiguous(), words.contiguous()
@@ -259,7 +272,8 @@ def sample(
     full = mass_sums(masses)
     cuts = torch.empty(num_rows, 2, 2, dtype=torch.int64, device=source.device)
     launch(_cut_kernel, (num_rows, 2), source, masses, full, mass, count, cuts, vocabulary, TILE=_TILE)
-    launch(_drop_kernel, (num_rows,), source, scaled, masses, cuts, floor, vocabulary, TILE=_TILE)
+    arguments = (source, scaled, masses, cuts, floor, vocabulary)
+    launch(_drop_kernel, (num_rows,), *arguments, TILE=_TILE, FP64=fp64)
     totals = mass_sums(masses)
     ids, logprobs = torch.empty_like(count), source.new_empty(num_rows)
     lanes = num_lanes(vocabulary)
@@ -268,6 +282,6 @@ def sample(
     launch(
         _draw_kernel, (num_rows,), masses, totals, random, ids, vocabulary, random.shape[1], depth, **sizes
     )
-    arguments = (source, largest, heat, scaled, full, totals, ids, logprobs, vocabulary)
-    launch(_answer_kernel, (num_rows,), *arguments, TILE=_TILE)
+    results = (source, largest, heat, scaled, full, totals, ids, logprobs, vocabulary)
+    launch(_answer_kernel, (num_rows,), *results, TILE=_TILE, FP64=fp64)
     return ids, logprobs

@@ -1,8 +1,8 @@
 """The ops of kernel set ``ascend`` in the exact interpreter: verdicts, grids, and what their kernels need.
 
-Prints JSON: ``verdicts`` by covered case, ``largest_grid`` with a chip of few programs, ``needs`` by case
-(types and operations of ``capability``; where Ascend has no op, the NVIDIA set runs), and
-``control``: what records of the NVIDIA set need.
+Prints JSON: ``verdicts`` by case, ``largest_grid`` with a chip of few programs, ``needs`` by case (types and
+operations of ``capability`` that Ascend lacks), ``control``: what the NVIDIA set needs for some cases, and
+``logs``: see ``interpreted_log``.
 """
 
 from __future__ import annotations
@@ -18,31 +18,24 @@ from exact_interpreter import make_exact
 make_exact()
 
 from interpreted_cases import verdict  # noqa: E402
+from interpreted_log import report  # noqa: E402
 from strict_cases import Draws, all_cases  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
 from deepinfer.kernels.ascend.backend import AscendOps  # noqa: E402
-from deepinfer.kernels.ascend.capability import UNSUPPORTED, UNSUPPORTED_TYPES, AscendChip  # noqa: E402
+from deepinfer.kernels.ascend.capability import (  # noqa: E402
+    LARGEST_MOD,
+    UNSUPPORTED,
+    UNSUPPORTED_TYPES,
+    AscendChip,
+)
 from deepinfer.kernels.dispatch import select_ops  # noqa: E402
 
 FEW = 48
 """Programs of a launch of the chip that is played: every case has to be cut."""
-COVERED = (
-    "linear",
-    "grouped",
-    "pointwise",
-    "norm",
-    "rotate",
-    "round trips",
-    "hyper",
-    "pool",
-    "engram",
-    "moe",
-    "records",
-    "copies",
-    "attention",
-    "index",
-)
+FEWER = 4
+"""Programs of a launch for cases of few rows."""
+CONTROLS = ("records", "route")
 OPERATIONS = {"create_select": "where", "create_trans": "trans", "create_inline_asm": "inline_asm"}
 
 
@@ -73,11 +66,17 @@ class Watch:
             for kind in {type_of(value) for value in values}:
                 if kind in UNSUPPORTED_TYPES:
                     self.needs.add(kind)
+                if name == "create_srem" and kind == "int64":
+                    self._mod(values)
                 if (operation, kind) in UNSUPPORTED or (operation, "") in UNSUPPORTED:
                     self.needs.add(f"{operation} {kind}".strip())
             return result
 
         return watched
+
+    def _mod(self, values: tuple[Any, ...]) -> None:
+        if max(int(abs(value.data).max()) for value in values if type_of(value)) > LARGEST_MOD:
+            self.needs.add("mod int64")
 
     def grids(self) -> None:
         """Look at every launch from now on."""
@@ -92,30 +91,31 @@ class Watch:
 
 
 def main() -> None:
-    """Covered cases against the CPU, then what each case of the NVIDIA set needs."""
+    """Every case against the CPU, then what some cases of the NVIDIA set need."""
     warnings.simplefilter("ignore", RuntimeWarning)  # numpy's own, about infinities
     cpu, gpu = select_ops("cpu", bf16=False, num_threads=1), select_ops("triton", bf16=False)
-    chip = AscendChip(name="few", max_programs=FEW)
-    ascend = AscendOps(False, True, torch.device("cpu"), chip)
+    few, fewer = (
+        AscendOps(False, True, torch.device("cpu"), AscendChip(name="few", max_programs=programs))
+        for programs in (FEW, FEWER)
+    )
     small = {case.name: case for case in all_cases() if case.small}
+    logs = report(False)
     watch = Watch()
     watch.grids()
     watch.operations()
-    verdicts, needs, largest_grid = {}, {}, 0
+    verdicts, needs, control = {}, {}, {}
     for name, case in small.items():
         watch.needs.clear()
-        if name.startswith(COVERED):
-            verdicts[name] = verdict(case, cpu, ascend)
-            largest_grid = watch.largest_grid
-        else:
-            watch.largest_grid = largest_grid  # the NVIDIA set's launches are not cut
-            case.run(gpu, Draws(name))
+        verdicts[name] = verdict(case, cpu, fewer if name.startswith(("route", "sample")) else few)
         needs[name] = sorted(watch.needs)
-    watch.needs.clear()
-    bytes_as_they_are = next(name for name in small if name.startswith("records"))
-    small[bytes_as_they_are].run(gpu, Draws(bytes_as_they_are))
-    answer = {"verdicts": verdicts, "largest_grid": largest_grid, "needs": needs}
-    print(json.dumps(answer | {"control": sorted(watch.needs)}))
+    largest_grid = watch.largest_grid  # launches of the NVIDIA set are not cut
+    for kind in CONTROLS:
+        watch.needs.clear()
+        name = next(name for name in small if name.startswith(kind))
+        small[name].run(gpu, Draws(name))
+        control[kind] = sorted(watch.needs)
+    answer = {"verdicts": verdicts, "largest_grid": largest_grid, "needs": needs, "control": control}
+    print(json.dumps(answer | {"logs": logs}))
 
 
 if __name__ == "__main__":
