@@ -19,19 +19,27 @@ class Capability:
         name: as documents call it.
         matrix: the instruction that Triton makes of a bf16 product with 64 or more left rows.
         buckets: whether launch shapes may follow the number of rows; only where the device script ran.
+        native_fp4: whether routed experts are multiplied in FP4 (``native_experts``) and not decoded first.
         seen: what was run on it, for documents and reports.
     """
 
     name: str
     matrix: str
     buckets: bool
+    native_fp4: bool = False
     seen: str
 
 
 _TABLE = {
     8: Capability(name="SM80", matrix="mma.sync", buckets=False, seen="untested; kernels compile"),
     9: Capability(name="SM90", matrix="wgmma", buckets=True, seen="H200"),
-    10: Capability(name="SM100", matrix="tcgen05.mma", buckets=False, seen="untested"),
+    10: Capability(
+        name="SM100",
+        matrix="tcgen05.mma",
+        buckets=False,
+        native_fp4=True,
+        seen="untested; kernels compile",
+    ),
 }
 _OLDEST = 8
 

@@ -1,6 +1,7 @@
 """Mixture of experts of profile fast: routed experts on MXFP4 weights, the shared one on two bf16 products.
 
-Routed experts whose weights MXFP4 does not hold exactly keep the strict kernels, rounded where the profile
+Chips that multiply FP4 as it is have routed experts of their own (``native_experts``), by capability. Routed
+experts whose weights MXFP4 does not hold exactly keep the strict kernels, rounded where the profile
 rounds: right and slow.
 
 Legend: T rows, D model width, I inner width, E experts, k experts a token, P = T * k pairs.
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu import experts as strict
-from deepinfer.kernels.gpu import hopper_experts
+from deepinfer.kernels.gpu import hopper_experts, mxfp4_weights, native_experts, native_weights
 from deepinfer.kernels.gpu.capability import capability_at, has_wgmma
 from deepinfer.kernels.gpu.elementary import greater, lesser, rounded
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, fast_silu, inner_products, outer_products
@@ -24,7 +26,11 @@ from deepinfer.kernels.gpu.fast_linear import FastLinear, linear, pack_linear
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
 from deepinfer.kernels.gpu.mxfp4_weights import BLOCK, Mxfp4Weights, exact_codes, pack_codes
+from deepinfer.kernels.gpu.native_experts import NativeExperts
+from deepinfer.kernels.gpu.native_weights import pack_native
+from deepinfer.kernels.interface import LoadExpert
 
+Weights = TypeVar("Weights")
 _FEW = 8
 """Pairs an expert has on average below which its tile holds 16."""
 _TILE = 1024
@@ -47,14 +53,10 @@ class SharedExpert:
     down: FastLinear
 
 
-AnyExperts = RoutedExperts | SharedExpert | strict.PackedExperts
+AnyExperts = RoutedExperts | NativeExperts | SharedExpert | strict.PackedExperts
 
 
-def pack_experts(
-    num_experts: int,
-    load: Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
-    place: torch.device,
-) -> AnyExperts:
+def pack_experts(num_experts: int, load: LoadExpert, place: torch.device) -> AnyExperts:
     """Pack experts one at a time; ``load(e)`` gives gate [I, D], up [I, D] and down [D, I] of expert e.
 
     Raises:
@@ -65,18 +67,33 @@ def pack_experts(
     if num_experts == 1:
         gate, up, down = load(0)
         return SharedExpert(pack_linear(torch.cat((gate, up)), place), pack_linear(down, place))
-    parts: tuple[list[Mxfp4Weights], ...] = ([], [], [])
+    if capability_at(place).native_fp4:
+        native = _each_packed(num_experts, load, place, pack_native)
+        if native is not None:
+            whole = [native_weights.joined(part) for part in native]
+            return NativeExperts(native_weights.stacked(whole[0], whole[1]), whole[2])
+    else:
+        decoded = _each_packed(num_experts, load, place, pack_codes)
+        if decoded is not None:
+            return RoutedExperts(*(mxfp4_weights.joined(part) for part in decoded))
+    return strict.pack_experts(num_experts, load, place)
+
+
+def _each_packed(
+    num_experts: int,
+    load: LoadExpert,
+    place: torch.device,
+    pack: Callable[[torch.Tensor, torch.Tensor], Weights],
+) -> tuple[list[Weights], ...] | None:
+    """Gates, ups and downs of all experts by themselves; None if MXFP4 does not hold one exactly."""
+    parts: tuple[list[Weights], ...] = ([], [], [])
     for e in range(num_experts):
         for part, weight in zip(parts, load(e), strict=True):
             exact = exact_codes(weight.detach().to(place, torch.float32).contiguous())
-            if exact is None or (parts[0] and parts[0][0].words.shape[2] * 8 % BLOCK):
-                return strict.pack_experts(num_experts, load, place)
-            part.append(pack_codes(exact[0][None], exact[1][None]))
-    whole = [
-        Mxfp4Weights(torch.cat([w.words for w in part]), torch.cat([w.scales for w in part]))
-        for part in parts
-    ]
-    return RoutedExperts(*whole)
+            if exact is None:
+                return None
+            part.append(pack(exact[0][None], exact[1][None]))
+    return parts
 
 
 def depth_of(inputs: int) -> int:
@@ -188,6 +205,8 @@ def moe(
     ids, shares = expert_ids.contiguous(), weights.contiguous()
     if isinstance(experts, RoutedExperts):
         pairs = routed(x.contiguous(), ids, shares, experts, limit)
+    elif isinstance(experts, NativeExperts):
+        pairs = native_experts.routed(x.to(torch.bfloat16), ids, shares, experts, limit)
     elif isinstance(experts, strict.PackedExperts):
         pairs = strict.outputs(x.contiguous(), ids, shares, experts, limit, True)
     else:

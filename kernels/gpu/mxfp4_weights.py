@@ -72,6 +72,11 @@ def pack_codes(codes: torch.Tensor, scales: torch.Tensor) -> Mxfp4Weights:
     return Mxfp4Weights(words.contiguous(), (padded + 126).transpose(1, 2).contiguous())
 
 
+def joined(weights: list[Mxfp4Weights]) -> Mxfp4Weights:
+    """The experts of all ``weights``, one after the other."""
+    return Mxfp4Weights(torch.cat([w.words for w in weights]), torch.cat([w.scales for w in weights]))
+
+
 def exact_codes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Codes uint8 [N, K / 2], scales uint8 [N, K / 32] of float32 [N, K]; None if they are not exact."""
     outputs, inputs = weight.shape

@@ -68,6 +68,39 @@ def _as_bfloat16(values: Array) -> Array:
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
+_E2M1 = np.array((0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), np.float32)
+
+
+def _of_e2m1(packed: Array) -> Array:
+    """Values of codes packed along the last axis, the first in the low nibble."""
+    codes = np.stack((packed & 15, packed >> 4), -1).reshape(*packed.shape[:-1], -1)
+    return np.where(codes & 8, -_E2M1[codes & 7], _E2M1[codes & 7])
+
+
+def _of_e4m3(codes: Array) -> Array:
+    """Values of codes; the code of NaN is one."""
+    high, low = (codes.astype(np.int32) >> 3) & 15, codes.astype(np.int32) & 7
+    value = np.where(high == 0, np.ldexp(low, -9), np.ldexp(8 + low, high - 10)).astype(np.float32)
+    value = np.where((codes & 127) == 127, np.float32(np.nan), value)
+    return np.where(codes & 128, -value, value)
+
+
+def _of_e8m0(codes: Array) -> Array:
+    """Powers of two; 255 is NaN."""
+    power = np.ldexp(np.float32(1), codes.astype(np.int32) - 127)
+    return np.where(codes == 255, np.float32(np.nan), power)
+
+
+def scaled_dot_chain(a: Array, a_scales: Array, b: Array, b_scales: Array, c: Array) -> Array:
+    """``c`` [M, N] plus the chain of products of e2m1 [M, K / 2] and e4m3 [K, N], scales [M or N, K / 32].
+
+    Values and scales multiply exactly. A chip's order inside a step is its own; this is one of them.
+    """
+    left = _of_e2m1(a) * np.repeat(_of_e8m0(a_scales), 32, axis=1)
+    right = _of_e4m3(b) * np.repeat(_of_e8m0(b_scales), 32, axis=1).T
+    return dot_chain(left, right, c)
+
+
 class _Results:
     """What an operation with several results gives back."""
 
@@ -94,6 +127,14 @@ def make_exact() -> None:
     def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
         left, right = (_as_float32(part.data) for part in (a, b))
         return handle(dot_chain(left, right, d.data), d.dtype.scalar)
+
+    def create_dot_scaled(
+        self: Any, a: Any, a_scales: Any, a_kind: Any, b: Any, b_scales: Any, b_kind: Any, *rest: Any
+    ) -> Any:
+        kinds = (str(a_kind), str(b_kind))
+        assert ("E2M1" in kinds[0], "E4M3" in kinds[1]) == (True, True), kinds
+        parts = [part.data.view(np.uint8) for part in (a, a_scales, b, b_scales)]
+        return handle(scaled_dot_chain(*parts, rest[-1].data), rest[-1].dtype.scalar)
 
     multiply, cast = builder.create_fmul, builder.cast_impl
 
@@ -132,6 +173,7 @@ def make_exact() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     builder.create_fma, builder.create_dot, builder.create_fmul = create_fma, create_dot, create_fmul
+    builder.create_dot_scaled = create_dot_scaled
     builder.cast_impl, builder.create_inline_asm = cast_rounded, create_inline_asm
     interpreter._patch_lang_tensor = patch_with_scalars
 

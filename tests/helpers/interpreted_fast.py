@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 make_exact()
 
 import fast_references as reference  # noqa: E402
+from interpreted_native import native  # noqa: E402
 
 from deepinfer.kernels.dispatch import select_ops  # noqa: E402
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, inner_products, outer_products  # noqa: E402
@@ -166,7 +167,7 @@ def index() -> dict[str, float]:
 
 def main() -> None:
     """The parts that are asked for."""
-    parts = {"experts": experts, "attention": attention, "index": index}
+    parts = {"experts": experts, "attention": attention, "index": index, "native": native}
     found: dict[str, float] = {}
     for name in sys.argv[1:] or parts:
         found |= parts[name]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 
@@ -31,6 +32,23 @@ def test_the_measured_chip_has_buckets_and_one_chunk_for_all_of_them() -> None:
         assert found.chunk % 128 == 0
         wide = [tile for tile in found.tiles if not isinstance(tile, Tile)]
         assert not wide or found.chunk >= inputs, "wide tiles sum over all of K at once"
+
+
+@pytest.mark.parametrize(("major", "native"), [(9, False), (10, True)])
+def test_experts_are_packed_as_the_chip_multiplies_them(
+    major: int, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepinfer.kernels.gpu import fast_experts
+    from deepinfer.kernels.gpu.capability import capability_of
+    from deepinfer.kernels.gpu.native_experts import NativeExperts
+
+    monkeypatch.setattr(fast_experts, "capability_at", lambda place: capability_of(major))
+    weights = tuple(torch.arange(64.0).view(-1, inputs) % 3 for inputs in (32, 32, 32))
+    packed = fast_experts.pack_experts(2, lambda _: weights, torch.device("cpu"))
+    assert isinstance(packed, NativeExperts if native else fast_experts.RoutedExperts)
+    if isinstance(packed, NativeExperts):
+        assert packed.inner.codes.shape == (2, 4, 64)  # gate over up; 32 channels filled up to a step
+        assert packed.down.scales.shape == (2, 2, 4)
 
 
 def test_a_chip_without_bfloat16_products_is_refused() -> None:

@@ -39,7 +39,7 @@ def found(beside: Beside) -> dict[str, float]:
     return answer
 
 
-@pytest.mark.parametrize("kind", ["experts", "attention", "index"])
+@pytest.mark.parametrize("kind", ["experts", "attention", "index", "native"])
 def test_kernels_on_packed_records_are_right_and_rows_keep_their_bits(
     found: dict[str, float], kind: str
 ) -> None:
@@ -47,6 +47,7 @@ def test_kernels_on_packed_records_are_right_and_rows_keep_their_bits(
     assert len(own) >= 2
     for name, value in own.items():
         assert value < (0.004 if name.endswith("_error") else 0.5), f"{name}: {value}"
+    assert found["control_native"] > 0.01, "rows in MXFP8 would not be seen"
 
 
 @pytest.mark.slow
