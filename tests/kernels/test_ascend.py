@@ -48,19 +48,30 @@ def test_logarithms_without_float64_have_its_bits(found: dict[str, Any]) -> None
     same_logs(found["logs"])
 
 
+def run(*arguments: str) -> dict[str, Any]:
+    """What a helper script prints."""
+    script, *rest = arguments
+    command = [sys.executable, str(HELPERS / script), *rest]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
 @pytest.mark.slow
 def test_no_float32_has_a_logarithm_that_rounds_otherwise() -> None:
     """Only where the float64 result lies close to the middle of two float32 could the rounding differ."""
-    done = subprocess.run(
-        [sys.executable, str(HELPERS / "interpreted_log.py"), "all"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = run("interpreted_log.py", "all")
     assert min(looked_at for looked_at, _ in answer["near"].values()) > 1_000_000
     same_logs(answer)
+
+
+@pytest.mark.slow
+def test_the_engine_answers_with_the_bytes_of_the_cpu_and_needs_nothing_else() -> None:
+    found = run("interpreted_engine.py")
+    assert len(found["tokens"]) == 2
+    assert found["same"]
+    assert found["needs"] == []
 
 
 def test_turns_and_drafted_rows_take_no_kernel_of_nvidias_set() -> None:
