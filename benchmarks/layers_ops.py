@@ -18,7 +18,17 @@ from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.operands import SiteWeights
 
 ROWS = 2100
-PARTS = ((0, 1), (3, 19), (4, 21), (5, 69), (6, 71), (7, 519), (8, 521), (9, 2058), (2, 258), (5, 262))
+PARTS = (
+    (0, 1),
+    (3, 19),
+    (4, 21),
+    (5, 69),
+    (6, 71),
+    (7, 519),
+    (8, 521),
+    (9, 2058),
+    *((1, 1 + n) for n in (128, 129, 256, 257)),
+)
 WIDTHS = ((1280, 5120), (512, 5120), (2304, 5120))
 GROUPS, GROUP_OUT, GROUP_IN = 8, 1024, 4096
 """The first product behind attention."""
@@ -36,9 +46,9 @@ def _launch(outputs: int, inputs: int, exact: bool, num_rows: int, groups: int =
 def jobs() -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """The products; the rest are few launches."""
     for outputs, inputs in WIDTHS:
-        for num_rows in (1, 17, 65, 257, 513, 2100):
+        for num_rows in (1, 17, 65, 129, 257, 513, 2100):
             yield _launch, (outputs, inputs, True, num_rows)
-    for num_rows in (1, 17, 65, 257, 513, 2100):
+    for num_rows in (1, 17, 65, 129, 257, 513, 2100):
         yield _launch, (24, 20480, False, num_rows)
         yield _launch, (GROUP_OUT, GROUP_IN, True, num_rows, GROUPS)
 

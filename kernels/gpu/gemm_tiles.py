@@ -19,8 +19,10 @@ from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Worksp
 from deepinfer.kernels.gpu.gemm_wide import WideTile, gemm_wide
 from deepinfer.kernels.gpu.launching import ceil_div
 
-_BUCKETS = (16, 64, 256, 512, 2048)
-"""Largest row counts of the buckets; a sixth holds the rest."""
+_BUCKETS = (16, 64, 128, 256, 512, 2048)
+"""Largest row counts of the buckets; a seventh holds the rest."""
+_GROUPED = 256
+"""Largest row count for which groups of a product are one launch."""
 _FEW = Tile(64, 16, 128, 6, 4)
 _SOME = Tile(64, 64, 128, 4, 4)
 _SQUARE = Tile(128, 128, 64, 4, 4)
@@ -41,6 +43,7 @@ _MEASURED = {
             _FEW,
             _SOME,
             _SOME,
+            _SOME,
             WideTile((64, 0), (128, 0), 128, 4, 4),
             WideTile((128, 0), (128, 32), 64, 4, 8),
             Tile(128, 128, 64, 4, 4),
@@ -51,6 +54,7 @@ _MEASURED = {
         (
             _FEW,
             _SOME,
+            Tile(64, 128, 64, 5, 4),
             Tile(64, 128, 64, 5, 4),
             Tile(64, 256, 64, 4, 4),
             WideTile((128, 64), (128, 64), 64, 4, 8),
@@ -63,6 +67,7 @@ _MEASURED = {
             _FEW,
             _SOME,
             _SQUARE,
+            _SQUARE,
             WideTile((128, 0), (128, 64), 64, 4, 8),
             Tile(128, 128, 64, 4, 4),
             WideTile((128, 0), (128, 0), 64, 3, 4),
@@ -73,6 +78,7 @@ _MEASURED = {
         (
             _FEW,
             _SOME,
+            _SQUARE,
             _SQUARE,
             WideTile((128, 0), (128, 64), 64, 4, 8),
             Tile(64, 256, 64, 4, 4),
@@ -86,6 +92,7 @@ _MEASURED = {
             Tile(128, 64, 128, 3, 8),
             _SQUARE,
             WideTile((128, 0), (256, 0), 64, 4, 8),
+            WideTile((128, 0), (256, 0), 64, 4, 8),
             WideTile((128, 0), (128, 0), 64, 3, 4),
             Tile(128, 256, 64, 3, 8),
         ),
@@ -94,6 +101,7 @@ _MEASURED = {
         1280,
         (
             Tile(64, 16, 128, 6, 4, BY_SECOND),
+            Tile(64, 64, 128, 4, 4, BY_SECOND),
             Tile(64, 64, 128, 4, 4, BY_SECOND),
             Tile(64, 64, 128, 4, 4, BY_SECOND),
             Tile(64, 128, 64, 5, 4, BY_SECOND),
@@ -107,6 +115,7 @@ _MEASURED = {
             Tile(64, 16, 128, 4, 4),
             Tile(128, 64, 64, 5, 4),
             _SQUARE,
+            WideTile((128, 0), (256, 0), 64, 4, 8),
             WideTile((128, 0), (256, 0), 64, 4, 8),
             Tile(128, 256, 64, 4, 8),
             WideTile((128, 0), (256, 0), 64, 4, 8),
@@ -135,7 +144,7 @@ def plan(outputs: int, inputs: int, buckets: bool = True) -> Plan:
     few = Tile(64, 16, 128, 4, 4, BY_LAST)
     some = Tile(64, 64, 128, 4, 4, BY_SECOND)
     more = Tile(64, 128, 64, 5, 4, BY_SECOND)
-    many = more, Tile(64, 128, 64, 5, 4), Tile(128, 128, 64, 4, 8), Tile(128, 128, 64, 4, 8)
+    many = more, more, Tile(64, 128, 64, 5, 4), Tile(128, 128, 64, 4, 8), Tile(128, 128, 64, 4, 8)
     return Plan(chunk, (few, some, *many))
 
 
@@ -177,7 +186,7 @@ def multiply_groups(
     outputs, inputs = w.shape[1:]
     chosen = plan(outputs, inputs, capability_at(x.device).buckets)
     tile, chunks = chosen.tiles[sum(len(x) > bound for bound in _BUCKETS)], ceil_div(inputs, chosen.chunk)
-    if len(x) > _BUCKETS[2] or isinstance(tile, WideTile) or inputs % chosen.chunk:
+    if len(x) > _GROUPED or isinstance(tile, WideTile) or inputs % chosen.chunk:
         return None
     if chunks > 1 and chunks * out.numel() > workspace.partials.numel():
         return None
