@@ -21,12 +21,24 @@ pytestmark = [
 ]
 
 
-def test_the_compiled_selection_is_right_and_faults_show() -> None:
+def run(*names: str) -> dict[str, dict[str, int]]:
     script = Path(strict_cases.__file__).parent / "compiled_selection.py"
-    names = ["few", "same", "real", "torn", "bent"]
     done = subprocess.run([sys.executable, str(script), *names], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, int]] = json.loads(done.stdout)
+    return found
+
+
+def test_the_compiled_selection_is_right_and_faults_show() -> None:
+    names = ["few", "same", "real", "torn", "bent"]
+    found = run(*names)
     assert found.pop("torn")["races"] > 0, "no barrier, and no race seen"
     assert found.pop("bent")["outside"] > 0, "a wrong sum of a warp would not be seen"
     assert found == {name: {"wrong": 0, "outside": 0, "races": 0} for name in names[:3]}
+
+
+@pytest.mark.slow
+def test_the_compiled_first_level_is_right_in_one_part_and_behind_others() -> None:
+    found = run("blocks", "parts", "ragged")
+    assert found.pop("ragged")["races"] > 0, "no barrier, and no race seen"
+    assert found == {name: {"wrong": 0, "outside": 0, "races": 0} for name in ("blocks", "parts")}
