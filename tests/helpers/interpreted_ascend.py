@@ -2,13 +2,14 @@
 
 Prints JSON: ``verdicts`` by case, ``largest_grid`` with a chip of few programs, ``needs`` by case (types and
 operations of ``capability`` that Ascend lacks), ``control``: what the NVIDIA set needs for some cases, and
-``logs``: see ``interpreted_log``.
+``logs``: see ``interpreted_log``. With the argument ``fast``, profile fast on both sides.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 from typing import Any
 
@@ -93,9 +94,10 @@ class Watch:
 def main() -> None:
     """Every case against the CPU, then what some cases of the NVIDIA set need."""
     warnings.simplefilter("ignore", RuntimeWarning)  # numpy's own, about infinities
-    cpu, gpu = select_ops("cpu", bf16=False, num_threads=1), select_ops("triton", bf16=False)
+    bf16 = sys.argv[1:] == ["fast"]
+    cpu, gpu = select_ops("cpu", bf16=bf16, num_threads=1), select_ops("triton", bf16=False)
     few, fewer = (
-        AscendOps(False, True, torch.device("cpu"), AscendChip(name="few", max_programs=programs))
+        AscendOps(bf16, True, torch.device("cpu"), AscendChip(name="few", max_programs=programs))
         for programs in (FEW, FEWER)
     )
     small = {case.name: case for case in all_cases() if case.small}

@@ -67,6 +67,13 @@ def test_no_float32_has_a_logarithm_that_rounds_otherwise() -> None:
 
 
 @pytest.mark.slow
+def test_profile_fast_has_the_bytes_of_the_cpu_too() -> None:
+    answer = run("interpreted_ascend.py", "fast")
+    assert {name: verdict for name, verdict in answer["verdicts"].items() if verdict} == {}
+    assert {name: needs for name, needs in answer["needs"].items() if needs} == {}
+
+
+@pytest.mark.slow
 def test_the_engine_answers_with_the_bytes_of_the_cpu_and_needs_nothing_else() -> None:
     found = run("interpreted_engine.py")
     assert len(found["tokens"]) == 2
