@@ -28,7 +28,7 @@ from deepinfer.kernels.gpu import (
 from deepinfer.kernels.gpu.backend import GpuOps
 from deepinfer.kernels.gpu.branches import NUM_LANES
 from deepinfer.kernels.gpu.fast_experts import AnyExperts
-from deepinfer.kernels.gpu.fast_linear import FastLinear
+from deepinfer.kernels.gpu.fast_linear import AnyLinear, FastLinear
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.pool_index import Keys
 from deepinfer.kernels.gpu.records import BoundRecords
@@ -55,7 +55,7 @@ class FastGpuOps(GpuOps):
         """That of the stream that launches go to now: two branches of a graph must not share one."""
         return self._workspaces[self.branches.lane]
 
-    def pack_linear(self, weight: torch.Tensor) -> FastLinear:  # type: ignore[override]
+    def pack_linear(self, weight: torch.Tensor) -> AnyLinear:  # type: ignore[override]
         """See ``Ops``."""
         return fast_linear.pack_linear(weight, self.device)
 
@@ -63,11 +63,11 @@ class FastGpuOps(GpuOps):
         """See ``Ops``."""
         return fast_experts.pack_experts(num_experts, load, self.device)
 
-    def linear(self, x: torch.Tensor, weight: FastLinear) -> torch.Tensor:  # type: ignore[override]
+    def linear(self, x: torch.Tensor, weight: AnyLinear) -> torch.Tensor:  # type: ignore[override]
         """See ``Ops``."""
         return fast_linear.linear(x, weight, self._workspace, True)
 
-    def linear_fp32(self, x: torch.Tensor, weight: FastLinear) -> torch.Tensor:  # type: ignore[override]
+    def linear_fp32(self, x: torch.Tensor, weight: AnyLinear) -> torch.Tensor:  # type: ignore[override]
         """See ``Ops``."""
         return fast_linear.linear(x, weight, self._workspace, False)
 
@@ -79,13 +79,13 @@ class FastGpuOps(GpuOps):
         return site_rows.site_row(streams, pre, site.gain, site.rms_eps, True)
 
     def rotated_latent(
-        self, x: torch.Tensor, weight: FastLinear, gain: torch.Tensor, eps: float, rotary: Rotary
+        self, x: torch.Tensor, weight: AnyLinear, gain: torch.Tensor, eps: float, rotary: Rotary
     ) -> torch.Tensor:
         """See ``Ops``."""
         return self._latent(x, weight, gain, eps, rotary, False)
 
     def window_latent(
-        self, x: torch.Tensor, weight: FastLinear, gain: torch.Tensor, eps: float, rotary: Rotary
+        self, x: torch.Tensor, weight: AnyLinear, gain: torch.Tensor, eps: float, rotary: Rotary
     ) -> torch.Tensor:
         """See ``Ops``."""
         return self._latent(x, weight, gain, eps, rotary, self.round_caches)
@@ -93,7 +93,7 @@ class FastGpuOps(GpuOps):
     def _latent(
         self,
         x: torch.Tensor,
-        weight: FastLinear,
+        weight: AnyLinear,
         gain: torch.Tensor,
         eps: float,
         rotary: Rotary,
@@ -107,7 +107,7 @@ class FastGpuOps(GpuOps):
         return self.mxfp8_(found) if mxfp8 else found
 
     def attention_output(
-        self, mixed: torch.Tensor, rotary: Rotary, wo_a: FastLinear, wo_b: FastLinear
+        self, mixed: torch.Tensor, rotary: Rotary, wo_a: AnyLinear, wo_b: AnyLinear
     ) -> torch.Tensor:
         """See ``Ops``."""
         turned = rope.rotated(mixed, rotary.cos, rotary.sin, rotary.positions, True, True)
@@ -116,7 +116,7 @@ class FastGpuOps(GpuOps):
     def hc_mix(  # type: ignore[override]
         self,
         streams: torch.Tensor,
-        fn: FastLinear,
+        fn: AnyLinear,
         base: torch.Tensor,
         scale: torch.Tensor,
         iterations: int,

@@ -22,7 +22,7 @@ from deepinfer.kernels.gpu.capability import capability_at, has_wgmma
 from deepinfer.kernels.gpu.elementary import greater, lesser, rounded
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, fast_silu, inner_products, outer_products
 from deepinfer.kernels.gpu.expert_groups import Tiles, plan_tiles, plan_two_sizes
-from deepinfer.kernels.gpu.fast_linear import FastLinear, linear, pack_linear
+from deepinfer.kernels.gpu.fast_linear import AnyLinear, linear, pack_linear
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
 from deepinfer.kernels.gpu.mxfp4_weights import BLOCK, Mxfp4Weights, exact_codes, pack_codes
@@ -49,8 +49,8 @@ class RoutedExperts:
 class SharedExpert:
     """The two products of the only expert: gate over up [2 I, D], and down [D, I]."""
 
-    inner: FastLinear
-    down: FastLinear
+    inner: AnyLinear
+    down: AnyLinear
 
 
 AnyExperts = RoutedExperts | NativeExperts | SharedExpert | strict.PackedExperts

@@ -3,7 +3,8 @@ shape.
 
 Activations of profile fast hold bfloat16 values, so that nothing is lost by handing them over as bfloat16. A
 weight that bfloat16 holds exactly is one part; any other float32 weight is three, whose sum it is to 24
-bits, and so are its products.
+bits, and so are its products. One that FP8 blocks hold exactly stays in that form where a kernel reads it,
+and gives the bits of the one part that it would be.
 
 Legend: T rows, K inputs, N outputs, G groups, P = 1 or 3 parts.
 """
@@ -14,7 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
+from deepinfer.kernels.gpu.capability import has_wgmma
 from deepinfer.kernels.gpu.elementary import rounded
+from deepinfer.kernels.gpu.fp8_linear import FEW, keep_fp8, multiply_few
+from deepinfer.kernels.gpu.fp8_weights import Fp8Weights, widen
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.gemm_tiles import multiply, multiply_groups, rounds_rows
 from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
@@ -43,8 +47,17 @@ class FastLinear:
         return self.parts.shape[1] // self.num_parts
 
 
-def pack_linear(weight: torch.Tensor, place: torch.device) -> FastLinear:
-    """Cut ``weight`` float32 [N, K], or [G, N, K] for a grouped linear, into bfloat16 parts."""
+AnyLinear = FastLinear | Fp8Weights
+
+
+def pack_linear(weight: torch.Tensor, place: torch.device) -> AnyLinear:
+    """Keep ``weight`` float32 [N, K], or [G, N, K] for a grouped linear, as codes, or cut it into parts."""
+    eight = keep_fp8(weight, place)
+    return pack_parts(weight, place) if eight is None else eight
+
+
+def pack_parts(weight: torch.Tensor, place: torch.device) -> FastLinear:
+    """Cut ``weight`` into bfloat16 parts."""
     left = weight.detach().to(place, torch.float32)
     left = left if left.ndim == 3 else left[None]
     num_inputs = left.shape[2]
@@ -81,6 +94,22 @@ def _sum_kernel(
     tl.store(out + row * stride + n, rounded(total, BF16), n < num_outputs)
 
 
+@kernel
+def _round_kernel(x: Ptr, out: Ptr, depth: int, stride: int, BLOCK: tl.constexpr) -> None:
+    """A row; the launch that follows may begin meanwhile, and has to wait for what it reads."""
+    after_launches_before()
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + row * depth + i, tl.load(x + row * stride + i, i < depth).to(tl.bfloat16), i < depth)
+
+
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` float32 [T, K], rows contiguous, as bfloat16."""
+    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+    grid = (len(x), ceil_div(x.shape[1], _TILE))
+    launch(_round_kernel, grid, x, out, x.shape[1], x.stride(0), BLOCK=_TILE)
+    return out
+
+
 def _aligned(rows: torch.Tensor) -> torch.Tensor:
     """Filled up with zeros to a multiple of 8 inputs, where the tensor units can read them."""
     depth = rows.shape[1]
@@ -96,7 +125,7 @@ def part_products(x: torch.Tensor, weight: FastLinear, workspace: Workspace) -> 
     return multiply(_aligned(given), weight.parts[0], parts, workspace) if len(x) else parts
 
 
-def linear(x: torch.Tensor, weight: FastLinear, workspace: Workspace, bf16: bool) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: AnyLinear, workspace: Workspace, bf16: bool) -> torch.Tensor:
     """``x`` float32 [T, G * K] of bfloat16 values -> float32 [T, G * N], rounded to bfloat16 if ``bf16``.
 
     Raises:
@@ -108,6 +137,11 @@ def linear(x: torch.Tensor, weight: FastLinear, workspace: Workspace, bf16: bool
     out = torch.empty(len(x), groups * outputs, dtype=torch.float32, device=x.device)
     if len(x) == 0:
         return out
+    if isinstance(weight, Fp8Weights) and len(x) <= FEW and has_wgmma(x.device):
+        return multiply_few(_aligned(x.to(torch.bfloat16)), weight, out, workspace, bf16)
+    if isinstance(weight, Fp8Weights):
+        room = torch.empty(groups, outputs, depth, dtype=torch.bfloat16, device=x.device)
+        weight = FastLinear(widen(weight, room), 1, depth)
     given = x if rounds_rows(len(x), x.device) else x.to(torch.bfloat16)
     if groups > 1 and weight.num_parts == 1 and depth == weight.parts.shape[2]:
         found = multiply_groups(_aligned(given), weight.parts, out, workspace, bf16)

@@ -1,12 +1,13 @@
-"""FP8 weights in 32 x 32 blocks as the matrix kernel reads them: half the bytes of bfloat16, the same bits.
+"""FP8 weights in 32 x 32 blocks as the matrix kernel of ``hopper_fp8.py`` reads them: half the bytes of
+bfloat16, the same bits.
 
 An e4m3 code moved to the places a bfloat16 has its bits is the value times 2**-120, subnormals included, so
-one exact multiplication by ``2**120 * scale`` gives the bfloat16 that the weight is. Channels come in runs of
-128, 32 words of four codes: code j of lane h of word x is channel ``64 * j + 2 * x + h`` of its run. So the
-low bytes of all lanes are 64 channels in their order, the high bytes the next 64; no value changes its lane,
-and a product takes channels in ascending order, as that of bfloat16 weights does.
+one exact multiplication by ``2**120 * scale`` gives the bfloat16 that the weight is. Words lie as threads of
+the matrix unit need them: eight outputs and 64 channels are 128 words in a row, four for each of 32 lanes.
+Word j of lane ``4 * r + c`` holds of output r and channels ``16 * j + 2 * c`` and on those at 0, 8, 1 and 9,
+from the low byte: both low bytes, or both high ones, of its halves are one register of the unit.
 
-Legend: N rows (outputs), K channels.
+Legend: G groups, N rows (outputs) of one, K channels.
 """
 
 from __future__ import annotations
@@ -16,54 +17,70 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from deepinfer.kernels.gpu.lanes import both_of, doubled, times
-from deepinfer.kernels.gpu.launching import Block, device
+from deepinfer.kernels.gpu.elementary import bits_of, float_of
+from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch
 
-RUN = 128
-"""Channels that are packed together."""
+RUN = 8
+"""Outputs whose words lie together."""
+QUARTER = 64
+"""Channels whose words lie together."""
 SIDE = 32
 """Rows and channels of a block, which share a scale."""
+_RUNS = 8
+"""Runs of a program that widens."""
 _LEAST, _MOST = 1, 134
 """Scale bytes whose factor, 2**(scale - 127 + 120), is a bfloat16."""
 
 
 @dataclass(frozen=True)
 class Fp8Weights:
-    """``words`` int32 [N, K' / 4], K' a multiple of 128, and ``scales`` int32 [K' / 128, N].
+    """``words`` int32 [G, K / 64, N / 8, 32, 4] and ``factors`` int32 [G * N / 32, K / 32].
 
-    A word of scales holds the four e8m0 bytes of a row in a run: loads of whole words can be in flight.
+    A factor is ``2**120 * scale`` as a bfloat16, twice.
     """
 
     words: torch.Tensor
-    scales: torch.Tensor
+    factors: torch.Tensor
+
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        return self.words.shape[0]
 
     @property
     def num_outputs(self) -> int:
         """N."""
-        return self.words.shape[0]
+        return self.words.shape[2] * RUN
+
+    @property
+    def num_inputs(self) -> int:
+        """K."""
+        return self.words.shape[1] * QUARTER
 
 
-def pack_fp8(codes: torch.Tensor, scales: torch.Tensor) -> Fp8Weights:
+def pack_fp8(codes: torch.Tensor, scales: torch.Tensor, groups: int = 1) -> Fp8Weights:
     """Pack a weight in checkpoint order.
 
     Args:
-        codes: uint8 [N, K], e4m3, none of them NaN.
-        scales: uint8 [ceil(N / 32), ceil(K / 32)], e8m0.
+        codes: uint8 [G * N, K], e4m3, none of them NaN; N a multiple of 32, K of 64.
+        scales: uint8 [G * N / 32, K / 32], e8m0.
+        groups: G.
 
     Raises:
         ValueError: shapes that do not belong together, or a scale that no trained weight has.
     """
     outputs, inputs = codes.shape
-    if scales.shape != (-(-outputs // SIDE), -(-inputs // SIDE)):
-        raise ValueError(f"FP8 weights: scales {list(scales.shape)} do not fit codes {list(codes.shape)}")
+    if outputs % (SIDE * groups) or inputs % QUARTER or scales.shape != (outputs // SIDE, inputs // SIDE):
+        raise ValueError(
+            f"FP8 weights: codes {list(codes.shape)}, scales {list(scales.shape)}, {groups} groups do not fit"
+        )
     if scales.numel() and not _LEAST <= int(scales.min()) <= int(scales.max()) <= _MOST:
         raise ValueError(f"FP8 weights: scale bytes must lie in {_LEAST} to {_MOST}")
-    padded = torch.nn.functional.pad(codes, (0, -inputs % RUN)).view(outputs, -1, 2, RUN // 4, 2)
-    # bytes of a word, from the low one: lane 0 code 0, lane 0 code 1, lane 1 code 0, lane 1 code 1
-    words = padded.permute(0, 1, 3, 4, 2).contiguous().view(outputs, -1).view(torch.int32)
-    missing = words.shape[1] * 4 // SIDE - scales.shape[1]
-    of_rows = torch.nn.functional.pad(scales, (0, missing), value=127).repeat_interleave(SIDE, 0)[:outputs]
-    return Fp8Weights(words, of_rows.contiguous().view(torch.int32).T.contiguous())
+    # group, run, output, quarter, step, half of a step, c, channel of a pair, the word's bytes last
+    cut = codes.view(groups, -1, RUN, inputs // QUARTER, 4, 2, 4, 2).permute(0, 3, 1, 2, 6, 4, 7, 5)
+    words = cut.contiguous().view(groups, inputs // QUARTER, -1, 32, 16).view(torch.int32)
+    pattern = (scales.to(torch.int32) + 120) << 7
+    return Fp8Weights(words, pattern | pattern << 16)
 
 
 def exact_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -86,17 +103,39 @@ def exact_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 @device
-def fp8_half(words: Block, factors: Block, HIGH: tl.constexpr) -> Block:
-    """Channels 0 to 63, or 64 to 127, of words int32 [N, 32], times their factors: bfloat16 [N, 64]."""
-    if HIGH:
-        lanes = (words & -0x7FFF8000) | ((words >> 4) & 0x07F007F0)
-    else:
-        lanes = ((words << 8) & -0x7FFF8000) | ((words << 4) & 0x07F007F0)
-    return both_of(times(lanes, factors))
+def _pair(low: Block, high: Block, factors: Block) -> Block:
+    """Two codes, in the low bytes, as two bfloat16, the first one low."""
+    first = float_of(((low & 128) << 24) | ((low & 127) << 20)) * factors
+    second = float_of(((high & 128) << 24) | ((high & 127) << 20)) * factors
+    return ((bits_of(first) >> 16) & 0xFFFF) | bits_of(second)
 
 
-@device
-def fp8_factors(scales: Block, HIGH: tl.constexpr) -> Block:
-    """Factors [N, 32] of the words of a run, from its scales int32 [N]."""
-    place = 8 * (tl.arange(0, 32) // 16 + 2 * HIGH)
-    return doubled((((scales[:, None] >> place[None, :]) & 255) + 120) << 7)
+@kernel
+def _widen_kernel(words: Ptr, factors: Ptr, out: Ptr, count: int, depth: int, RUNS: tl.constexpr) -> None:
+    """``RUNS`` runs of eight outputs in one quarter."""
+    quarter, group = tl.program_id(0), tl.program_id(2)
+    run = tl.program_id(1) * RUNS + tl.arange(0, RUNS)
+    at = ((group * (depth // 64) + quarter) * count + run).to(tl.int64) * 128
+    own = tl.load(words + at[:, None] + tl.arange(0, 128)[None, :], (run < count)[:, None], other=0)
+    own = own.reshape(RUNS * 8, 4, 4).permute(0, 2, 1)  # outputs, steps of 16, c
+    row = (group * count + tl.program_id(1) * RUNS).to(tl.int64) * 8 + tl.arange(0, RUNS * 8)
+    inside = row < (group * count + count).to(tl.int64) * 8
+    step = tl.arange(0, 4)
+    at = (row // 32 * (depth // 32))[:, None] + (quarter * 2 + step // 2)[None, :]
+    by = float_of(tl.load(factors + at, inside[:, None], other=0) & -65536)[:, :, None]
+    near, far = _pair(own, own >> 16, by), _pair(own >> 8, own >> 24, by)
+    both = tl.join(near, far).permute(0, 1, 3, 2).reshape(RUNS * 8, 32)
+    i = tl.arange(0, 32)
+    tl.store(out + (row * (depth // 2))[:, None] + (quarter * 32 + i)[None, :], both, inside[:, None])
+
+
+def widen(w: Fp8Weights, out: torch.Tensor) -> torch.Tensor:
+    """The weights as bfloat16 [G, N, K] in ``out``, contiguous; returns it."""
+    count, depth = w.num_outputs // RUN, w.num_inputs
+    launch(
+        _widen_kernel,
+        (depth // QUARTER, ceil_div(count, _RUNS), w.num_groups),
+        *(w.words, w.factors, out.view(torch.int32), count, depth),
+        RUNS=_RUNS,
+    )
+    return out

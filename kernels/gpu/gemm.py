@@ -1,4 +1,4 @@
-"""GEMM for profile fast, of bfloat16 or FP8 weights: a row's sum has one order, whatever the number of rows.
+"""bf16 GEMM for profile fast: a row's sum has one order, whatever the number of rows.
 
 ``out[m, n] = sum over k of x[m, k] * w[n, k]``: bfloat16 operands, float32 sums. What fixes the order of a
 sum is ``chunk``, a function of (N, K) alone: the products of one chunk of k are added by the tensor cores in
@@ -9,9 +9,6 @@ equal bits for every instruction shape is a fact about the chip, measured by ``b
 
 The weight is always the left operand of the matrix instruction (64 rows of it at a time), and tokens the
 right one, which may be as few as 16: small batches waste little, and no bucket changes the operand's side.
-
-FP8 weights are decoded to the bfloat16 that they are on their way to the matrix unit, 64 channels after the
-other, so that the bits are those of the same weights in bfloat16, for half the bytes.
 
 Legend: M rows, N outputs, K inputs, S = ceil(K / chunk) chunks, G groups.
 """
@@ -25,7 +22,6 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from deepinfer.kernels.gpu.elementary import rounded
-from deepinfer.kernels.gpu.fp8_weights import RUN, Fp8Weights, fp8_factors, fp8_half
 from deepinfer.kernels.gpu.launching import (
     Block,
     Ptr,
@@ -70,34 +66,14 @@ class Workspace:
 
 
 @device
-def _step(
-    w: Block,
-    scales: Ptr,
-    x: Block,
-    n0: Block,
-    m0: Block,
-    x0: Block,
-    k: int,
-    acc: Block,
-    num_outputs: int,
-    BN: tl.constexpr,
-    FP8: tl.constexpr,
-) -> Block:
+def _step(w: Block, x: Block, n0: Block, m0: Block, x0: Block, k: int, acc: Block) -> Block:
     """``acc`` plus the products of one step of loads, k ascending; rows begin at channel ``x0``."""
-    if not FP8:
-        acc = tl.dot(w.load([n0, k]), x.load([m0, x0 + k]).to(tl.bfloat16).T, acc)
-    else:
-        n, words = n0 + tl.arange(0, BN), w.load([n0, k // 4])
-        by = tl.load(scales + (k // 128) * num_outputs + n, n < num_outputs, other=0)
-        acc = tl.dot(fp8_half(words, fp8_factors(by, 0), 0), x.load([m0, x0 + k]).to(tl.bfloat16).T, acc)
-        acc = tl.dot(fp8_half(words, fp8_factors(by, 1), 1), x.load([m0, x0 + k + 64]).to(tl.bfloat16).T, acc)
-    return acc
+    return tl.dot(w.load([n0, k]), x.load([m0, x0 + k]).to(tl.bfloat16).T, acc)
 
 
 @kernel
 def _gemm_kernel(
     w: Ptr,
-    scales: Ptr,
     x: Ptr,
     out: Ptr,
     partials: Ptr,
@@ -113,7 +89,6 @@ def _gemm_kernel(
     WAY: tl.constexpr,
     GROUP: tl.constexpr,
     ROUND: tl.constexpr,
-    FP8: tl.constexpr,
     GROUPS: tl.constexpr,
     EARLY: tl.constexpr = False,
 ) -> None:
@@ -138,16 +113,16 @@ def _gemm_kernel(
     if WAY == 0:
         if CHUNKS == 1:
             for k in range(0, chunk, BK):
-                total = _step(w, scales, x, w0, m0, x0, k, total, num_outputs, BN, FP8)
+                total = _step(w, x, w0, m0, x0, k, total)
         else:
             for s in range(0, CHUNKS):
                 acc = tl.zeros((BN, BM), tl.float32)
                 for k in range(s * chunk, (s + 1) * chunk, BK):
-                    acc = _step(w, scales, x, w0, m0, x0, k, acc, num_outputs, BN, FP8)
+                    acc = _step(w, x, w0, m0, x0, k, acc)
                 total = total + acc
     else:
         for k in range(part * chunk, (part + 1) * chunk, BK):
-            total = _step(w, scales, x, w0, m0, x0, k, total, num_outputs, BN, FP8)
+            total = _step(w, x, w0, m0, x0, k, total)
     n, m = n0 + tl.arange(0, BN), m0 + tl.arange(0, BM)
     inside = (n < num_outputs)[:, None] & (m < num_rows)[None, :]
     places = m.to(tl.int64)[None, :] * num_outputs + n[:, None]
@@ -194,7 +169,7 @@ def _reduce_kernel(
 
 def gemm(
     x: torch.Tensor,
-    w: torch.Tensor | Fp8Weights,
+    w: torch.Tensor,
     out: torch.Tensor,
     chunk: int,
     tile: Tile,
@@ -207,41 +182,37 @@ def gemm(
 
     Args:
         x: bfloat16, or float32 that is rounded to it on the way; rows contiguous, K a multiple of 8.
-        w: bfloat16 with contiguous rows, or FP8 of one group.
+        w: bfloat16 with contiguous rows.
         out: rows contiguous.
         chunk: k values of a chunk, a multiple of 128; depends on (N, K) alone. Groups are whole chunks.
-        tile: moves no bit; any for bfloat16, of depth 128 for FP8; no second launch for groups.
+        tile: moves no bit; no second launch for groups.
         workspace: room for S * M * G * N partial sums unless the way is ``IN_LOOP``.
         bf16: whether a float32 ``out`` gets values rounded to bfloat16.
 
     Raises:
-        ValueError: the workspace is too small, the chunk is no multiple of 128, the tile is none for FP8, or
-            chunk or tile are none for groups.
+        ValueError: the workspace is too small, the chunk is no multiple of 128, or chunk or tile are none for
+            groups.
     """
-    eight = isinstance(w, Fp8Weights)
-    left, scales = (w.words, w.scales) if isinstance(w, Fp8Weights) else (w, workspace.counters)
-    groups = left.shape[0] if left.ndim == 3 else 1
-    left = left.flatten(0, -2)
+    groups = w.shape[0] if w.ndim == 3 else 1
+    left = w.flatten(0, -2)
     num_rows, depth, num_outputs = len(x), x.shape[1] // groups, left.shape[0] // groups
     chunks = ceil_div(depth, chunk)
     way = tile.way if chunks > 1 else IN_LOOP
     tiles = ceil_div(num_rows, tile.rows) * ceil_div(num_outputs, tile.outputs)
     if chunk % 128:
         raise ValueError(f"gemm: chunk {chunk} is no multiple of 128")
-    if eight and tile.depth != RUN:
-        raise ValueError(f"gemm: a tile for FP8 weights has depth {RUN}, not {tile.depth}")
     if groups > 1 and (depth % chunk or way == BY_SECOND):
         raise ValueError(f"gemm: groups of {depth} in chunks of {chunk} by way {tile.way}; take one by one")
     if way != IN_LOOP and (
         chunks * out.numel() > workspace.partials.numel() or groups * tiles > len(workspace.counters)
     ):
         raise ValueError(f"gemm: {chunks} chunks of {list(out.shape)} do not fit the workspace")
-    weights = TensorDescriptor.from_tensor(left, [tile.outputs, RUN // 4 if eight else tile.depth])
-    rows = TensorDescriptor.from_tensor(x, [tile.rows, RUN // 2 if eight else tile.depth])
+    weights = TensorDescriptor.from_tensor(left, [tile.outputs, tile.depth])
+    rows = TensorDescriptor.from_tensor(x, [tile.rows, tile.depth])
     launch(
         _gemm_kernel,
         (tiles, 1 if way == IN_LOOP else chunks, groups),
-        *(weights, scales, rows, out, workspace.partials, workspace.counters),
+        *(weights, rows, out, workspace.partials, workspace.counters),
         *(num_rows, num_outputs, out.stride(0), chunk),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -252,11 +223,15 @@ def gemm(
         WAY=way,
         GROUP=_GROUP,
         ROUND=bf16,
-        FP8=eight,
         GROUPS=groups,
     )
     if way == BY_SECOND:
-        grid = (ceil_div(out.numel(), _REDUCED),)
-        arguments = (workspace.partials, out, out.numel(), num_outputs, out.stride(0))
-        launch(_reduce_kernel, grid, *arguments, CHUNKS=chunks, BLOCK=_REDUCED, ROUND=bf16)
+        add_parts(workspace, out, chunks, bf16)
     return out
+
+
+def add_parts(workspace: Workspace, out: torch.Tensor, chunks: int, bf16: bool) -> None:
+    """``out`` [M, N] from the sums of its chunks, float32 [S, M, N], in ascending order."""
+    grid = (ceil_div(out.numel(), _REDUCED),)
+    arguments = (workspace.partials, out, out.numel(), out.shape[1], out.stride(0))
+    launch(_reduce_kernel, grid, *arguments, CHUNKS=chunks, BLOCK=_REDUCED, ROUND=bf16)

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_COUNTS = ("num_tiles", "length")
+_COUNTS = ("num_tiles", "length", "num_rows", "row_tiles")
 
 
 def warp_kernel(function: F) -> Any:
@@ -26,6 +26,12 @@ def warp_device(function: F) -> F:
     """A function that such kernels inline."""
     compiled: F = gluon.jit(function)
     return compiled
+
+
+def warp_layout(function: F) -> F:
+    """A function of constants that such kernels call for a layout."""
+    known: F = gluon.constexpr_function(function)
+    return known
 
 
 @warp_device

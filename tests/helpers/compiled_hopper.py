@@ -1,7 +1,7 @@
 """Compile the kernels for warp groups; print bytes of stack, what loops write there, and matrix instructions.
 
 Arguments: names of kernels among ``scan``, ``spilled``, ``whole``, ``within``, ``again``, ``attend``,
-``window``, ``inner`` and ``outer``.
+``window``, ``inner``, ``outer``, ``few`` and ``some``.
 """
 
 from __future__ import annotations
@@ -113,6 +113,17 @@ def experts(inner: bool) -> None:
         outer_products(x, tiles, fake(512, 512))
 
 
+def codes(num_rows: int) -> None:
+    """Products of rows with FP8 weights."""
+    from deepinfer.kernels.gpu.fp8_linear import multiply_few
+    from deepinfer.kernels.gpu.fp8_weights import Fp8Weights
+    from deepinfer.kernels.gpu.gemm import Workspace
+
+    words, factors = torch.zeros(1, 20, 1280, 16, dtype=torch.int32), torch.zeros(40, 40, dtype=torch.int32)
+    x, out = torch.empty(num_rows, 1280, dtype=torch.bfloat16), torch.empty(num_rows, 1280)
+    multiply_few(x, Fp8Weights(words, factors), out, Workspace.on(torch.device("cpu"), 1 << 10, 1))
+
+
 def main() -> None:
     """Compile what was asked for."""
     compile_only(binary=seen)
@@ -126,6 +137,8 @@ def main() -> None:
         "window": lambda: attend(0),
         "inner": lambda: experts(True),
         "outer": lambda: experts(False),
+        "few": lambda: codes(8),
+        "some": lambda: codes(64),
     }
     results = {}
     for name in sys.argv[1:]:

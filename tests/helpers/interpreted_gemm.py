@@ -12,6 +12,7 @@ from exact_interpreter import make_exact
 
 make_exact()
 
+from deepinfer.kernels.gpu.fast_linear import linear, pack_parts  # noqa: E402
 from deepinfer.kernels.gpu.fp8_weights import exact_fp8, pack_fp8  # noqa: E402
 from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm  # noqa: E402
 
@@ -24,32 +25,30 @@ TILES = [
 ]
 
 
-def fp8_differences(x: torch.Tensor, workspace: Workspace) -> dict[str, int]:
-    """FP8 weights against the same weights in bfloat16: values whose bytes differ, by chunk and way.
+def fp8_differences(workspace: Workspace) -> dict[str, int]:
+    """Layers of FP8 weights against the same weights in bfloat16: values whose bytes differ, by groups.
 
     Scales differ by block, codes have subnormals and both zeros; ``control`` has one scale of another.
     """
     generator = torch.Generator().manual_seed(6)
-    steps = torch.randint(0, 256, (OUTPUTS, DEPTH), generator=generator, dtype=torch.uint8)
-    steps[(steps & 127) == 127] = 0x80
-    powers = torch.randint(110, 130, (2, DEPTH // 32), generator=generator).to(torch.uint8)
-    wide = powers.to(torch.float32).repeat_interleave(32, 0)[:OUTPUTS].repeat_interleave(32, 1)
-    dense = torch.ldexp(steps.view(torch.float8_e4m3fn).to(torch.float32), wide - 127)
-    found = exact_fp8(dense)
-    assert found is not None
-    codes, scales = found
-    wrong = scales.clone()
-    wrong[1, 3] += 1
-    tiles = [Tile(16, 16, 128, 2, 4, way) for way in (BY_LAST, BY_SECOND, IN_LOOP)]
     differ = {}
-    for chunk in (128, 384):
-        for tile in tiles:
-            for name, weight in (("", pack_fp8(codes, scales)), ("control ", pack_fp8(codes, wrong))):
-                outs = [torch.full((ROWS, OUTPUTS), float("nan")) for _ in range(2)]
-                gemm(x, dense.to(torch.bfloat16), outs[0], chunk, tile, workspace)
-                gemm(x, weight, outs[1], chunk, tile, workspace)
-                bits = [out.view(torch.int32) for out in outs]
-                differ[f"{name}{chunk} {tile.way}"] = int((bits[0] != bits[1]).sum())
+    for groups, outputs, inputs in ((1, 96, 320), (2, 32, 128)):
+        rows = groups * outputs
+        steps = torch.randint(0, 256, (rows, inputs), generator=generator, dtype=torch.uint8)
+        steps[(steps & 127) == 127] = 0x80
+        powers = torch.randint(110, 130, (rows // 32, inputs // 32), generator=generator).to(torch.uint8)
+        wide = powers.to(torch.float32).repeat_interleave(32, 0).repeat_interleave(32, 1)
+        dense = torch.ldexp(steps.view(torch.float8_e4m3fn).to(torch.float32), wide - 127)
+        found = exact_fp8(dense)
+        assert found is not None
+        codes, scales = found
+        wrong = scales.clone()
+        wrong[1, 3] += 1
+        x = torch.randn(5, groups * inputs, generator=generator).to(torch.bfloat16).to(torch.float32)
+        wanted = linear(x, pack_parts(dense.view(groups, outputs, inputs), x.device), workspace, False)
+        for name, scale in (("", scales), ("control ", wrong)):
+            got = linear(x, pack_fp8(codes, scale, groups), workspace, False)
+            differ[f"{name}{groups}"] = int((got.view(torch.int32) != wanted.view(torch.int32)).sum())
     inexact = dense.clone()
     inexact[0, 0] = 1.0 + 2.0**-5
     differ["inexact"] = int(exact_fp8(inexact) is not None)
@@ -98,13 +97,12 @@ def main() -> None:
     outs = [torch.empty(ROWS, OUTPUTS) for _ in range(2)]
     for part, out in zip((given, given.to(torch.bfloat16)), outs, strict=True):
         gemm(part, w, out, 128, TILES[2], workspace)
-    eight = fp8_differences(x, workspace)
     exact = x.double() @ w.double().T
     print(
         json.dumps(
             {
                 "wrong": wrong,
-                "fp8": eight,
+                "fp8": fp8_differences(workspace),
                 "groups": group_differences(workspace),
                 "rounded_on_the_way": int((outs[0] != outs[1]).sum()),
                 "counters_left": int(workspace.counters.abs().sum()),

@@ -42,7 +42,7 @@ def test_the_scan_fits_its_registers_and_a_narrower_one_does_not() -> None:
 
 @pytest.mark.slow
 def test_all_kernels_multiply_with_wgmma_and_keep_little_in_memory() -> None:
-    found = compiled("whole", "within", "again", "attend", "window", "inner", "outer")
+    found = compiled("whole", "within", "again", "attend", "window", "inner", "outer", "few", "some")
     assert all(one["wgmma"] > 0 and one["mma"] == 0 for one in found.values())
     assert {name: one["stores"] for name, one in found.items() if one["stores"]} == {}
     assert {name: one["stack"] for name, one in found.items() if one["stack"] > STACK} == {}
