@@ -17,11 +17,11 @@ import torch
 
 from deepinfer.kernels.gpu.capability import has_wgmma
 from deepinfer.kernels.gpu.elementary import rounded
-from deepinfer.kernels.gpu.fp8_linear import FEW, keep_fp8, multiply_few
+from deepinfer.kernels.gpu.fp8_linear import MOST, keep_fp8, multiply_fp8
 from deepinfer.kernels.gpu.fp8_weights import Fp8Weights, widen
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.gemm_tiles import multiply, multiply_groups, rounds_rows
-from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
 
 import triton.language as tl  # isort: skip
 
@@ -94,22 +94,6 @@ def _sum_kernel(
     tl.store(out + row * stride + n, rounded(total, BF16), n < num_outputs)
 
 
-@kernel
-def _round_kernel(x: Ptr, out: Ptr, depth: int, stride: int, BLOCK: tl.constexpr) -> None:
-    """A row; the launch that follows may begin meanwhile, and has to wait for what it reads."""
-    after_launches_before()
-    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + row * depth + i, tl.load(x + row * stride + i, i < depth).to(tl.bfloat16), i < depth)
-
-
-def rounded_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` float32 [T, K], rows contiguous, as bfloat16."""
-    out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
-    grid = (len(x), ceil_div(x.shape[1], _TILE))
-    launch(_round_kernel, grid, x, out, x.shape[1], x.stride(0), BLOCK=_TILE)
-    return out
-
-
 def _aligned(rows: torch.Tensor) -> torch.Tensor:
     """Filled up with zeros to a multiple of 8 inputs, where the tensor units can read them."""
     depth = rows.shape[1]
@@ -137,8 +121,8 @@ def linear(x: torch.Tensor, weight: AnyLinear, workspace: Workspace, bf16: bool)
     out = torch.empty(len(x), groups * outputs, dtype=torch.float32, device=x.device)
     if len(x) == 0:
         return out
-    if isinstance(weight, Fp8Weights) and len(x) <= FEW and has_wgmma(x.device):
-        return multiply_few(_aligned(x.to(torch.bfloat16)), weight, out, workspace, bf16)
+    if isinstance(weight, Fp8Weights) and len(x) <= MOST and has_wgmma(x.device):
+        return multiply_fp8(_aligned(x.to(torch.bfloat16)), weight, out, workspace, bf16)
     if isinstance(weight, Fp8Weights):
         room = torch.empty(groups, outputs, depth, dtype=torch.bfloat16, device=x.device)
         weight = FastLinear(widen(weight, room), 1, depth)

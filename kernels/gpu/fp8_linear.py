@@ -1,8 +1,8 @@
 """Linear layers of profile fast that keep their weights as the checkpoint has them: FP8 in 32 x 32 blocks.
 
-One copy of the weights, half as large as in bfloat16. Few rows read it as it is (``hopper_fp8.py``); for many
-rows, where the matrix unit is the bound, it is widened into scratch memory first. Both give the bits of the
-same weights in bfloat16, so what a checkpoint stores moves no bit.
+One copy of the weights, half as large as in bfloat16. Up to a few hundred rows read it as it is
+(``hopper_fp8.py``); for more, where the matrix unit is the bound, it is widened into scratch memory first.
+Both give the bits of the same weights in bfloat16, so what a checkpoint stores moves no bit.
 
 Legend: M rows, N outputs, K inputs, G groups.
 """
@@ -17,10 +17,12 @@ from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.gemm_tiles import plan
 from deepinfer.kernels.gpu.hopper_fp8 import Fp8Tile, products
 
-FEW = 64
+MOST = 512
 """Rows that read the codes themselves."""
-_LEAST = 1 << 21
+_LEAST = 1 << 22
 """Weights of a layer for which half the bytes are worth a kernel of their own."""
+_WIDE = 16384
+"""Outputs for which tiles can be large and still be enough."""
 _STEP = 256
 
 
@@ -31,7 +33,7 @@ def keep_fp8(weight: torch.Tensor, place: torch.device) -> Fp8Weights | None:
     if not has_wgmma(place) or weight.numel() < _LEAST:
         return None
     chunk = plan(outputs, inputs).chunk
-    if outputs % (2 * SIDE) or inputs % chunk or chunk % _STEP:
+    if outputs % (4 * SIDE) or inputs % chunk or chunk % _STEP:
         return None
     flat = weight.detach().to(place, torch.float32).reshape(-1, inputs)
     if exact_fp8(flat[:SIDE]) is None:
@@ -40,17 +42,27 @@ def keep_fp8(weight: torch.Tensor, place: torch.device) -> Fp8Weights | None:
     return None if found is None else pack_fp8(*found, groups)
 
 
-def few_tile(groups: int, outputs: int, inputs: int, num_rows: int) -> Fp8Tile:
-    """The launch shape for up to ``FEW`` rows; moves no bit."""
-    rows = 8 if num_rows <= 8 else 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+def tile_of(groups: int, outputs: int, inputs: int, num_rows: int) -> Fp8Tile:
+    """The launch shape for up to ``MOST`` rows; moves no bit. From measurements in ``benchmarks/results``."""
+    total = groups * outputs
     spread = groups == 1 and plan(outputs, inputs).chunk < inputs
-    return Fp8Tile(4, 1, rows, 2, 6, 64, spread)
+    if num_rows <= 16 and total < _WIDE:
+        return Fp8Tile(4, 1, 8 if num_rows <= 8 else 16, 4, 6, 64, spread)
+    if num_rows <= 16:
+        return Fp8Tile(8, 2, 16, 2, 5, 64, spread)
+    if num_rows <= 64 and total < _WIDE:
+        return Fp8Tile(4, 1, 64, 2, 4, 64, spread) if total < 4096 else Fp8Tile(4, 2, 64, 2, 3, 64, spread)
+    if num_rows <= 64:
+        return Fp8Tile(8, 2, 64, 2, 3, 64, spread)
+    if num_rows <= 256 and total < _WIDE:
+        return Fp8Tile(4, 2, 128, 2, 3, 96, spread)
+    return Fp8Tile(8, 2, 128, 2, 3, 96, spread)
 
 
-def multiply_few(
+def multiply_fp8(
     x: torch.Tensor, w: Fp8Weights, out: torch.Tensor, workspace: Workspace, bf16: bool = False
 ) -> torch.Tensor:
-    """``x`` [M, G * K], at most ``FEW`` rows, times ``w`` into ``out`` [M, G * N]; see ``products``."""
+    """``x`` bfloat16 [M, G * K], at most ``MOST`` rows, times ``w`` into ``out`` [M, G * N]."""
     outputs, inputs = w.num_outputs, w.num_inputs
-    tile = few_tile(w.num_groups, outputs, inputs, len(x))
+    tile = tile_of(w.num_groups, outputs, inputs, len(x))
     return products(x, w, out, plan(outputs, inputs).chunk, tile, workspace, bf16)

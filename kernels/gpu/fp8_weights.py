@@ -18,7 +18,7 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import bits_of, float_of
-from deepinfer.kernels.gpu.launching import Block, Ptr, ceil_div, device, kernel, launch
+from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
 
 RUN = 8
 """Outputs whose words lie together."""
@@ -102,31 +102,23 @@ def exact_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     return plain.contiguous(), exponent.to(torch.uint8)
 
 
-@device
-def _pair(low: Block, high: Block, factors: Block) -> Block:
-    """Two codes, in the low bytes, as two bfloat16, the first one low."""
-    first = float_of(((low & 128) << 24) | ((low & 127) << 20)) * factors
-    second = float_of(((high & 128) << 24) | ((high & 127) << 20)) * factors
-    return ((bits_of(first) >> 16) & 0xFFFF) | bits_of(second)
-
-
 @kernel
 def _widen_kernel(words: Ptr, factors: Ptr, out: Ptr, count: int, depth: int, RUNS: tl.constexpr) -> None:
-    """``RUNS`` runs of eight outputs in one quarter."""
+    """``RUNS`` runs of eight outputs in one quarter, two channels a value, as they are written."""
     quarter, group = tl.program_id(0), tl.program_id(2)
-    run = tl.program_id(1) * RUNS + tl.arange(0, RUNS)
+    run = tl.program_id(1) * RUNS + tl.arange(0, RUNS)[:, None]
+    i = tl.arange(0, 256)[None, :]
+    output, step, half, c = i // 32, i // 8 % 4, i // 4 % 2, i % 4
+    inside = (run < count) & (i < 256)
     at = ((group * (depth // 64) + quarter) * count + run).to(tl.int64) * 128
-    own = tl.load(words + at[:, None] + tl.arange(0, 128)[None, :], (run < count)[:, None], other=0)
-    own = own.reshape(RUNS * 8, 4, 4).permute(0, 2, 1)  # outputs, steps of 16, c
-    row = (group * count + tl.program_id(1) * RUNS).to(tl.int64) * 8 + tl.arange(0, RUNS * 8)
-    inside = row < (group * count + count).to(tl.int64) * 8
-    step = tl.arange(0, 4)
-    at = (row // 32 * (depth // 32))[:, None] + (quarter * 2 + step // 2)[None, :]
-    by = float_of(tl.load(factors + at, inside[:, None], other=0) & -65536)[:, :, None]
-    near, far = _pair(own, own >> 16, by), _pair(own >> 8, own >> 24, by)
-    both = tl.join(near, far).permute(0, 1, 3, 2).reshape(RUNS * 8, 32)
-    i = tl.arange(0, 32)
-    tl.store(out + (row * (depth // 2))[:, None] + (quarter * 32 + i)[None, :], both, inside[:, None])
+    codes = tl.load(words + at + output * 16 + c * 4 + step, inside, other=0) >> (8 * half)
+    row = (group * count + run).to(tl.int64) * 8 + output
+    by = tl.load(factors + row // 32 * (depth // 32) + quarter * 2 + step // 2, inside, other=0)
+    by = float_of(by & -65536)
+    low = float_of(((codes & 128) << 24) | ((codes & 127) << 20)) * by
+    high = float_of(((codes >> 16 & 128) << 24) | ((codes >> 16 & 127) << 20)) * by
+    pair = ((bits_of(low) >> 16) & 0xFFFF) | bits_of(high)
+    tl.store(out + row * (depth // 2) + quarter * 32 + i % 32, pair, inside)
 
 
 def widen(w: Fp8Weights, out: torch.Tensor) -> torch.Tensor:

@@ -116,7 +116,6 @@ def products(
     tile: Fp8Tile,
     workspace: Workspace,
     bf16: bool = False,
-    early: bool = False,
 ) -> torch.Tensor:
     """``x`` [M, G * K] times ``w`` into ``out`` [M, G * N], bfloat16 or float32; returns it.
 
@@ -128,7 +127,6 @@ def products(
         tile: moves no bit; spread for one group alone.
         workspace: room for S * M * N partial sums if the tile is spread.
         bf16: whether a float32 ``out`` gets values rounded to bfloat16.
-        early: whether to begin before the launch before has ended: words are read, rows are waited for.
 
     Raises:
         ValueError: shapes that do not fit the tile.
@@ -163,7 +161,6 @@ def products(
         *(words, w.factors, rows, out, workspace.partials, len(x), outputs, depth, chunk, out.stride(0)),
         row_tiles,
         num_warps=tile.warps,
-        early=early,
         **constants,
     )
     if parts > 1:

@@ -1,4 +1,4 @@
-"""The groups of warps of ``hopper_fp8.py``: one asks for copies, one rounds rows, one decodes and multiplies.
+"""The groups of warps of ``hopper_fp8.py``: one asks for copies, one decodes and multiplies.
 
 A thread decodes a word of ``fp8_weights.py`` straight into two registers that the matrix unit reads weights
 from, so decoded weights never pass through memory. Where a tile holds half as many outputs as the unit has
@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from deepinfer.kernels.gpu.launching import Block
-from deepinfer.kernels.gpu.warp_groups import after_launches_before, warp_device, warp_layout
+from deepinfer.kernels.gpu.warp_groups import warp_device, warp_layout
 
 _DECODE: gl.constexpr = gl.constexpr(
     "{ .reg .b32 a, b, z; mov.b32 z, 0x80008000;"
@@ -107,29 +107,17 @@ def _rounded(x: Block) -> Block:
 
 @warp_device
 def ask(
-    begin: Block, words: Block, rows: Block, held: Block, marks: Block, steps: Block, Q: gl.constexpr
+    place: Block, words: Block, rows: Block, held: Block, marks: Block, steps: Block, Q: gl.constexpr
 ) -> None:
     """Have the words and rows of every step copied, each as soon as its place is free."""
-    quarter, line, m0, own = begin
+    quarter, line, m0, own = place
     codes, planes, _ = held
     full, empty = marks
     STAGES: gl.constexpr = full.shape[0]
-    total: gl.constexpr = words.block_type.nbytes + rows.block_type.nbytes
-    first = gl.minimum(steps, STAGES)
-    for step in range(first):  # words are there since the weights were loaded; rows may be in the making
-        mbarrier.expect(full.index(step), total)
-        tma.async_copy_global_to_shared(
-            words, [quarter + step * Q, line, 0], full.index(step), codes.index(step)
-        )
-    after_launches_before()
-    for step in range(first):
-        tma.async_copy_global_to_shared(
-            rows, [m0, own + step * (64 * Q)], full.index(step), planes.index(step)
-        )
-    for step in range(first, steps):
+    for step in range(steps):
         stage = step % STAGES
         mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
-        mbarrier.expect(full.index(stage), total)
+        mbarrier.expect(full.index(stage), words.block_type.nbytes + rows.block_type.nbytes)
         here, channel = full.index(stage), own + step * (64 * Q)
         tma.async_copy_global_to_shared(words, [quarter + step * Q, line, 0], here, codes.index(stage))
         tma.async_copy_global_to_shared(rows, [m0, channel], here, planes.index(stage))
@@ -175,15 +163,18 @@ def multiply(
     pair = gl.arange(0, PAIRS, layout=gl.SliceLayout(1, FACTORS))
     both = gl.arange(0, GROUPS // 2, layout=gl.SliceLayout(0, FACTORS))
     line = ((group * num_outputs + n0) // 32 + both // 2) * (depth // 32)
-    at = (first // 32 + pair * 2)[:, None] + (line + both % 2)[None, :]
-    powers.store(gl.load(factors + at, mask=(pair < steps * Q)[:, None], other=0))
+    known = gl.load(
+        factors + (first // 32 + pair * 2)[:, None] + (line + both % 2)[None, :],
+        mask=(pair < steps * Q)[:, None],
+        other=0,
+    )
+    powers.store(known)
     powers_of = powers._reinterpret(gl.int32, [PAIRS, GROUPS // 4, 2], PLAIN)
     quarters = codes._reinterpret(gl.int32, [STAGES * Q, 4 * GROUPS, 32], LINE)
     rows = planes._reinterpret(gl.bfloat16, [STAGES * Q, BM, 64], PLANE)
     total = gl.zeros([16 * W, BM], gl.float32, layout=PRODUCTS)
     acc = gl.zeros([16 * W, BM], gl.float32, layout=PRODUCTS)
     gl.thread_barrier()
-    after_launches_before()
     for step in range(steps):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), step // STAGES & 1)
@@ -193,12 +184,16 @@ def multiply(
             if q + 1 < Q:
                 own, by = _load(quarters.index(stage * Q + q + 1), powers_of.index(step * Q + q + 1), W, RUNS)
             acc = warpgroup_mma(left, rows.index(stage * Q + q).permute((1, 0)), acc, is_async=True)
-            acc = warpgroup_mma_wait(1 if q + 1 < Q else 0, deps=(acc,))
-        _passed(empty.index(stage))
+            acc = warpgroup_mma_wait(1, deps=(acc,))
+            if q == 0:
+                if step > 0:  # nothing that multiplied in the step before is still on its way
+                    _passed(empty.index((step - 1) % STAGES))
         if PER > 0:
             if (step + 1) % PER == 0:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
                 total = total + acc
                 acc = gl.zeros([16 * W, BM], gl.float32, layout=PRODUCTS)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
     if PER > 0:
         acc = total
     row = gl.arange(0, 16 * W, layout=gl.SliceLayout(1, PRODUCTS))

@@ -115,13 +115,14 @@ def experts(inner: bool) -> None:
 
 def codes(num_rows: int) -> None:
     """Products of rows with FP8 weights."""
-    from deepinfer.kernels.gpu.fp8_linear import multiply_few
+    from deepinfer.kernels.gpu.fp8_linear import multiply_fp8
     from deepinfer.kernels.gpu.fp8_weights import Fp8Weights
     from deepinfer.kernels.gpu.gemm import Workspace
 
-    words, factors = torch.zeros(1, 20, 1280, 16, dtype=torch.int32), torch.zeros(40, 40, dtype=torch.int32)
+    words, factors = torch.zeros(1, 20, 160, 32, 4), torch.zeros(40, 40)
     x, out = torch.empty(num_rows, 1280, dtype=torch.bfloat16), torch.empty(num_rows, 1280)
-    multiply_few(x, Fp8Weights(words, factors), out, Workspace.on(torch.device("cpu"), 1 << 10, 1))
+    weights = Fp8Weights(words.to(torch.int32), factors.to(torch.int32))
+    multiply_fp8(x, weights, out, Workspace.on(torch.device("cpu"), 1 << 10, 1))
 
 
 def main() -> None:

@@ -58,3 +58,20 @@ def test_a_table_that_is_not_what_kernels_read_is_refused() -> None:
     for use in (check_table, lambda wrong: PoolGroups(wrong, 128)):
         with pytest.raises(ValueError, match="contiguous"):
             use(table.expand(4, -1))
+
+
+def test_only_large_weights_that_fp8_blocks_hold_are_kept_as_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepinfer.kernels.gpu import fp8_linear
+
+    place = torch.device("cpu")
+    exact = torch.randint(-8, 9, (1024, 5120), generator=torch.Generator().manual_seed(8)).float()
+    assert fp8_linear.keep_fp8(exact, place) is None, "no chip that reads them"
+    monkeypatch.setattr(fp8_linear, "has_wgmma", lambda place: True)
+    kept = fp8_linear.keep_fp8(exact, place)
+    assert kept is not None
+    assert (kept.num_groups, kept.num_outputs, kept.num_inputs) == (1, 1024, 5120)
+    assert kept.words.numel() * 4 == exact.numel(), "a byte a weight"
+    inexact = exact.clone()
+    inexact[500, 5000] = 1.0 + 2.0**-6
+    for other in (inexact, exact[:64].clone(), exact[:, 3:].contiguous()):
+        assert fp8_linear.keep_fp8(other, place) is None
