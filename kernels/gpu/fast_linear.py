@@ -21,7 +21,7 @@ from deepinfer.kernels.gpu.fp8_linear import MOST, keep_fp8, multiply_fp8
 from deepinfer.kernels.gpu.fp8_weights import Fp8Weights, widen
 from deepinfer.kernels.gpu.gemm import Workspace
 from deepinfer.kernels.gpu.gemm_tiles import multiply, multiply_groups, rounds_rows
-from deepinfer.kernels.gpu.launching import Ptr, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
 
 import triton.language as tl  # isort: skip
 
