@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trace_play import packed
+from speculation_play import LIMITS
+from trace_play import alone, packed
 from turn_play import chained_core, plain, truth_of
 
-from deepinfer.engine.api import EngineConfig, GenerateRequest, TokenRecord
+from deepinfer.engine.api import EngineConfig, GenerateRequest, PrefillMode, SamplingParams, TokenRecord
 from deepinfer.engine.convoy import Convoy
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.llm import LLM
@@ -82,7 +83,7 @@ def said(records: Sequence[TokenRecord]) -> list[bytes]:
 def test_a_convoy_gives_out_what_each_says_alone(
     traffic: Traffic, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, asked, alone, _ = traffic
+    _, asked, apart, _ = traffic
     steps, step = [], Convoy.step
 
     def counted(self: Convoy) -> Any:
@@ -91,26 +92,73 @@ def test_a_convoy_gives_out_what_each_says_alone(
 
     monkeypatch.setattr(Convoy, "step", counted)
     found = run(tight(traffic, policy), asked, abort=True)
-    for request, wanted in zip(asked[1:], alone[1:], strict=True):
+    for request, wanted in zip(asked[1:], apart[1:], strict=True):
         assert said(found[request.request_id]) == said(wanted)
         assert found[request.request_id][-1].finish_reason == wanted[-1].finish_reason
     *given, last = found["r0"]
-    assert said(given) == said(alone[0][: len(given)])
+    assert said(given) == said(apart[0][: len(given)])
     assert (last.token_id, last.position) == (None, len(asked[0].token_ids) + len(given))
-    assert [r.token_id for r in found["again"]] == [r.token_id for r in alone[0]]
+    assert [r.token_id for r in found["again"]] == [r.token_id for r in apart[0]]
     assert sum(taken is not None for taken in steps) > 5, "most turns are a convoy's"
 
 
 def test_a_convoy_ends_where_memory_does(traffic: Traffic) -> None:
     """Two blocks for two sequences that want two each: somebody is preempted, and goes on as before."""
-    _, asked, alone, _ = traffic
+    _, asked, apart, _ = traffic
     long = (0, 4)  # those that nothing stops, and which want two blocks each
     core = tight(traffic, "off", num_blocks=2)
-    asked, alone = tuple(asked[number] for number in long), [alone[number] for number in long]
+    asked, apart = tuple(asked[number] for number in long), [apart[number] for number in long]
     found = run(core, asked)
     assert core.scheduler.stats.num_preemptions > 0
-    for request, wanted in zip(asked, alone, strict=True):
+    for request, wanted in zip(asked, apart, strict=True):
         assert said(found[request.request_id]) == said(wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_random_traffic_in_convoys(traffic: Traffic, seed: int) -> None:
+    """Requests of all lengths that come, stop and are aborted whenever, under all policies, in little memory."""
+    llm, draw = traffic[0], np.random.default_rng(seed)
+    shared = draw.integers(4, 500, 140).tolist()
+    asked = []
+    for number in range(int(draw.integers(4, 9))):
+        ids = (
+            shared[: int(draw.choice([0, 0, 128, 131]))]
+            + draw.integers(4, 500, int(draw.integers(1, 60))).tolist()
+        )
+        params = SamplingParams(
+            temperature=float(draw.choice([0.0, 0.8])), seed=number, max_tokens=int(draw.integers(1, 40)),
+            ignore_eos=bool(draw.integers(2)), n=int(draw.choice([1, 1, 2])),
+            stop_token_ids=tuple(draw.integers(4, 500, int(draw.choice([0, 0, 90]))).tolist()),
+        )  # fmt: skip
+        mark = int(draw.integers(8, 60)) if draw.random() < 0.3 else 0
+        stop = (lambda given, mark=mark: sum(given) % mark == 0) if mark else None
+        asked.append(GenerateRequest(request_id=f"r{number}", token_ids=ids, params=params, should_stop=stop))
+    core = tight(
+        traffic, str(draw.choice(["off", "fixed", "fixed:2", "confidence"])),
+        num_blocks=int(draw.integers(3, 12)), prefix_caching=bool(draw.integers(2)),
+        limits=replace(LIMITS, max_sequences=int(draw.integers(2, 6))),
+    )  # fmt: skip
+    come = np.sort(draw.integers(0, 30, len(asked))).tolist()
+    aborted = {int(draw.integers(5, 40)): f"r{int(draw.integers(len(asked)))}"} if draw.random() < 0.5 else {}
+    found: dict[tuple[str, int], list[TokenRecord]] = {}
+    for number in range(400):
+        records: list[TokenRecord] = []
+        for request in (r for r, at in zip(asked, come, strict=True) if at == number):
+            assert core.add(request) is None
+        if number in aborted:
+            records += core.abort(aborted[number])
+        for record in (*records, *(core.step() if core.has_unfinished else ())):
+            found.setdefault((record.request_id, record.sample_index), []).append(record)
+    assert not core.has_unfinished
+    assert (core.pool.num_used, len(core._flights)) == (0, 0)
+    for request in asked:
+        for sample in range(request.params.n):
+            given = found.get((request.request_id, sample), [])
+            is_whole = bool(given) and given[-1].finish_reason != "abort"
+            given = given if is_whole else given[:-1]
+            wanted = alone(llm, PrefillMode.OFF, request, sample)[0]
+            assert said(given) == said(wanted[: None if is_whole else len(given)])
 
 
 def deaf_to_stops(patch: pytest.MonkeyPatch) -> None:
@@ -129,10 +177,10 @@ def forgetful(patch: pytest.MonkeyPatch) -> None:
 def test_a_fault_of_columns_is_seen(
     traffic: Traffic, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, asked, alone, _ = traffic
+    _, asked, apart, _ = traffic
     fault(monkeypatch)
     found = run(tight(traffic, "off"), asked[:4])
-    assert any(said(found[r.request_id]) != said(wanted) for r, wanted in zip(asked, alone, strict=False))
+    assert any(said(found[r.request_id]) != said(wanted) for r, wanted in zip(asked, apart, strict=False))
 
 
 def test_columns_of_ragged_tokens() -> None:

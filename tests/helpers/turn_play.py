@@ -102,9 +102,8 @@ def chained_core(
     llm: LLM, truth: torch.Tensor, speculation: Speculation, **changed: Any
 ) -> tuple[EngineCore, Recorder]:
     """An asynchronous core whose turns go to a queue, as on a device; ``changed`` of its configuration."""
-    config = replace(
-        trace().core, speculation=speculation, asynchronous=True, graphs=True, prefix_caching=True, **changed
-    )
+    named = {"speculation": speculation, "asynchronous": True, "graphs": True, "prefix_caching": True}
+    config = replace(trace().core, **(named | changed))
     core, recorder = EngineCore(llm._model, llm.rule, config, Oracle(llm, truth)), Recorder()
     core._runner = Queue()
     turns = core.launcher.turns
