@@ -117,7 +117,7 @@ def test_a_convoy_ends_where_memory_does(traffic: Traffic) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_random_traffic_in_convoys(traffic: Traffic, seed: int) -> None:
-    """Requests of all lengths that come, stop and are aborted whenever, under all policies, in little memory."""
+    """Requests that come, stop and are aborted at any time, under all policies, short of memory."""
     llm, draw = traffic[0], np.random.default_rng(seed)
     shared = draw.integers(4, 500, 140).tolist()
     asked = []
