@@ -20,8 +20,10 @@ from deepinfer.engine.api import Float32Array
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation.acceptance_profile import AcceptanceProfile
 from deepinfer.engine.speculation.buckets import MAX_ROWS, draft_totals, sequence_bucket
-from deepinfer.engine.speculation.costs import BatchCosts, StepCosts
+from deepinfer.engine.speculation.contenders import Contenders
+from deepinfer.engine.speculation.costs import BatchCosts
 from deepinfer.engine.speculation.drafts import confidences_of
+from deepinfer.engine.speculation.paired_costs import PairedCosts
 from deepinfer.engine.speculation.pauses import Pauses
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.engine.speculation.unseen import Unseen
@@ -42,6 +44,9 @@ class ConfidenceDrafts:
         """``num_drafts``: most drafts of a sequence."""
         self._ops, self._most = ops, num_drafts
         self._costs: dict[int, BatchCosts] = {}
+        self._alone = PairedCosts()
+        self._contenders = Contenders()
+        self._latest: BatchCosts | PairedCosts = self._alone
         self._profile = AcceptanceProfile(num_drafts)
         self._pauses = Pauses()
         self._chosen: dict[int, int] = {}
@@ -54,7 +59,10 @@ class ConfidenceDrafts:
             return [0] * len(sequences)
         totals = draft_totals(len(sequences), min(room, sum(caps)), self._most)
         if len(sequences) == 1:  # the likeliest drafts of one block are its first ones
-            tokens = _expected_of_one(sequences[0].drafts.confidences.tolist())
+            drafts = sequences[0].drafts
+            if drafts.size == totals[-1] and self._contenders.is_trying(drafts.size):
+                return [drafts.size]
+            tokens = _expected_of_one(drafts.confidences.tolist())
             return [self._best(1, totals, [tokens[total] for total in totals])]
         confidences = confidences_of([s.drafts for s in sequences], self._most)
         bounds = np.array(caps, np.int64)
@@ -98,7 +106,8 @@ class ConfidenceDrafts:
             return self._most
         if self._num_kept == 0:
             totals, tokens = self._totals(1), _expected_of_one(self._profile.chances().tolist())
-            self._single = self._stable(1, totals, [tokens[total] for total in totals]) or self._most
+            given = [tokens[total] for total in totals]
+            self._single = self._or_contender(self._stable(1, totals, given), totals, given) or self._most
             self._num_kept = _KEPT_STEPS
         self._num_kept -= 1
         return self._single
@@ -121,6 +130,15 @@ class ConfidenceDrafts:
         self._chosen[key] = best
         return best
 
+    def _or_contender(self, best: int, totals: list[int], tokens: list[float]) -> int:
+        """``best`` for a single sequence, or a number that may be better and is tried in its place."""
+        known = self._alone.drafting
+        met = [total for total in totals if known.is_known(total)]
+        gained = [tokens[totals.index(total)] for total in met]
+        speeds = [gain / taken for gain, taken in zip(gained, known.curve(met), strict=True)]
+        compared = [known.comparisons(best, total) for total in met]
+        return self._contenders.instead_of(best, met, speeds, compared)
+
     def _best(self, count: int, totals: list[int], tokens: list[float]) -> int:
         """Of ``totals`` the one with the most ``tokens`` a second; the smallest of equals, or one to try.
 
@@ -135,7 +153,7 @@ class ConfidenceDrafts:
         best = max(range(len(totals)), key=lambda i: (speed[i] if known[i] else 0.0, -i))
         ahead = best + 1 if any(known) else 0
         if ahead < len(totals) and not known[ahead]:
-            is_better_than_plain = plain_s == 0 or speed[ahead] > count / plain_s
+            is_better_than_plain = plain_s == 0 or speed[ahead] * costs.hope > count / plain_s
             if not known[best] or (speed[ahead] > speed[best] and is_better_than_plain):
                 best = ahead
         return totals[best]
@@ -147,16 +165,22 @@ class ConfidenceDrafts:
     def learn(self, timing: StepTiming) -> None:
         """See ``DraftPolicy``."""
         costs = self._costs_of(timing.num_sequences)
-        costs.learn(timing)
+        if costs is not self._latest:
+            costs.interrupt()
+            self._latest = costs
+        timing = costs.learn(timing)
         self._profile.learn(timing.verified)
         chosen = self._chosen.get(sequence_bucket(timing.num_sequences), timing.num_drafts)
         is_trying = not costs.drafting.is_known(chosen)
-        if self._pauses.learn(timing, costs.plain_s, is_trying, is_sure=costs.plain.at(0) > 0):
+        if self._pauses.learn(timing, costs.surely_plain_s, is_trying, is_sure=costs.plain.at(0) > 0):
             # what steps took before the pause may have been the machine's mood
-            costs.drafting, self._num_kept = StepCosts(), 0
+            costs.drafting.forget()
+            self._num_kept = 0
             self._chosen.pop(sequence_bucket(timing.num_sequences), None)
 
-    def _costs_of(self, num_sequences: int) -> BatchCosts:
+    def _costs_of(self, num_sequences: int) -> BatchCosts | PairedCosts:
+        if num_sequences == 1:
+            return self._alone
         return self._costs.setdefault(sequence_bucket(num_sequences), BatchCosts())
 
 

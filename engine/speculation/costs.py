@@ -16,10 +16,10 @@ from deepinfer.engine.speculation.timing import Drafting, StepTiming
 KEPT = 9
 """Timings of a size; their median is believed."""
 _KEPT_PLAIN = 5
-_ENOUGH = 3
-_MEMORY = 4000
+ENOUGH = 3
+MEMORY = 4000
 """Steps after which a size that was not met again is tried anew."""
-_WITHOUT_CONTEXTS = 0.95
+WITHOUT_CONTEXTS = 0.95
 """Of a step that keeps the contexts of drafts, what it takes without them, if that was never timed."""
 
 
@@ -48,7 +48,7 @@ class StepCosts:
         timings = self._timings.setdefault(size, deque(maxlen=self.kept))
         timings.append(seconds)
         self._last[size] = self._clock
-        if len(timings) >= _ENOUGH:
+        if len(timings) >= ENOUGH:
             self._medians[size] = median(timings)
 
     def curve(self, sizes: Items[int]) -> list[float]:
@@ -66,8 +66,14 @@ class StepCosts:
         size = size_class(size)
         return size in self._medians and self._is_recent(size)
 
+    def forget(self) -> None:
+        """What was timed so far was the mood of the machine."""
+        self._timings.clear()
+        self._medians.clear()
+        self._last.clear()
+
     def _is_recent(self, size: int) -> bool:
-        return self._clock - self._last[size] < _MEMORY
+        return self._clock - self._last[size] < MEMORY
 
 
 @dataclass
@@ -83,13 +89,17 @@ class BatchCosts:
     plain: StepCosts = field(default_factory=lambda: StepCosts(_KEPT_PLAIN))
     watching: StepCosts = field(default_factory=lambda: StepCosts(_KEPT_PLAIN))
 
-    def learn(self, timing: StepTiming) -> None:
-        """A step took so long."""
+    def learn(self, timing: StepTiming) -> StepTiming:
+        """A step took so long; returns what it is to count as."""
         if timing.drafting is Drafting.ON:
             self.drafting.learn(timing.num_drafts, timing.seconds)
         else:
             kind = self.plain if timing.drafting is Drafting.PAUSED else self.watching
             kind.learn(0, timing.seconds)
+        return timing
+
+    def interrupt(self) -> None:
+        """Steps of other batch sizes came between."""
 
     @property
     def plain_s(self) -> float:
@@ -97,4 +107,14 @@ class BatchCosts:
         plain, watching = self.plain.at(0), self.watching.at(0)
         if plain and watching:
             return min(plain, watching)  # either may have been timed when the machine was busy
-        return plain or _WITHOUT_CONTEXTS * watching
+        return plain or WITHOUT_CONTEXTS * watching
+
+    @property
+    def surely_plain_s(self) -> float:
+        """Seconds that plain decoding is judged by."""
+        return self.plain_s
+
+    @property
+    def hope(self) -> float:
+        """By what factor drafts may be better beside plain steps than it seems."""
+        return 1.0

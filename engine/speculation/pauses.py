@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean
 
-import numpy as np
-
 from deepinfer.engine.speculation.buckets import sequence_bucket
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
 
@@ -60,6 +58,7 @@ class _Case:
         is_paused: whether they are a pause.
         next_pause: how long the next one lasts.
         until_trial, next_trial: steps with drafts until plain ones are timed again, and from then on.
+        tokens, seconds: of the last steps with drafts; total, squares: sums over ``tokens``.
     """
 
     left: int = TRIAL
@@ -71,6 +70,28 @@ class _Case:
     next_trial: int = 4 * _FIRST_RETRIAL
     tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_SETTLED))
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """A step with drafts; sums are kept, for this is asked in every step."""
+        if len(self.tokens) == _WINDOW:
+            oldest = self.tokens[0]
+            self.total, self.squares = self.total - oldest, self.squares - oldest * oldest
+        self.tokens.append(tokens)
+        self.seconds.append(seconds)
+        self.total, self.squares = self.total + tokens, self.squares + tokens * tokens
+
+    def forget(self) -> None:
+        """Begin again to count."""
+        self.tokens.clear()
+        self.seconds.clear()
+        self.total = self.squares = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to judge now: once settled, a step in eight is enough."""
+        return len(self.tokens) < _SETTLED or self.until_trial % 8 == 0
 
     @property
     def has_lost(self) -> bool:
@@ -86,13 +107,14 @@ class _Case:
         """Whether plain steps of ``plain_s`` would have been faster, however unlucky the drafts were."""
         if len(self.tokens) < _FEWEST:
             return False
-        tokens = np.array(self.tokens)
-        luck = _LUCK * max(float(tokens.std()), _SPREAD / sqrt(num_sequences)) / sqrt(len(tokens))
+        count, mean = len(self.tokens), self.total / len(self.tokens)
+        spread = sqrt(max(0.0, self.squares / count - mean * mean))
+        luck = _LUCK * max(spread, _SPREAD / sqrt(num_sequences)) / sqrt(count)
         # a step that waited for the machine says nothing
         cut = len(self.seconds) // 3
         seconds = fmean(sorted(self.seconds)[cut : len(self.seconds) - cut])
-        gain = float(tokens.mean()) * plain_s / seconds
-        if num_sequences > 1 and len(tokens) >= _SETTLED and gain < _WORTH:
+        gain = mean * plain_s / seconds
+        if num_sequences > 1 and count >= _SETTLED and gain < _WORTH:
             return True
         return gain + luck * plain_s / seconds < _ENOUGH
 
@@ -100,7 +122,7 @@ class _Case:
         """Whether drafting wins by so little that a wrong guess of ``plain_s`` may hide a loss."""
         if len(self.tokens) < _FEWEST_CLEAR:
             return False
-        return fmean(self.tokens) * plain_s < _CLEAR * fmean(
+        return self.total / len(self.tokens) * plain_s < _CLEAR * fmean(
             sorted(self.seconds)[: len(self.seconds) // 2 + 1]
         )
 
@@ -135,10 +157,9 @@ class Pauses:
         if timing.drafting is not Drafting.ON:
             return self._plain_step(case, timing, plain_s)
         if timing.num_drafts:  # the first step behind a pause has nothing to verify
-            case.tokens.append(timing.num_tokens / timing.num_sequences)
-            case.seconds.append(timing.seconds)
+            case.add(timing.num_tokens / timing.num_sequences, timing.seconds)
             case.until_trial -= 1
-            if case.left or is_trying:
+            if case.left or is_trying or not case.is_due:
                 return False
             is_met = timing.num_sequences > 1 and len(case.tokens) >= _FEWEST_CLEAR
             is_guessed = not is_sure and (is_met or case.is_unclear(plain_s))
@@ -164,8 +185,7 @@ class Pauses:
         if case.num_paused == TRIAL and case.tokens:
             if case.loses(plain_s, timing.num_sequences):
                 case.next_pause = min(2 * case.next_pause, _LONGEST_PAUSE)
-                case.tokens.clear()
-                case.seconds.clear()
+                case.forget()
             else:
                 case.resume_after(TRIAL)
         return False

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from draft_machine import NUM_DRAFTS, Clock, Machine
+from draft_machine import NUM_DRAFTS, Clock, Machine, shared_paces
 
 from deepinfer.engine.api import GenerateRequest, SamplingParams
 from deepinfer.engine.sequence import Sequence
 from deepinfer.engine.speculation import pauses as pauses_module
 from deepinfer.engine.speculation.buckets import row_bucket, sequence_bucket
 from deepinfer.engine.speculation.confidence import ConfidenceDrafts
-from deepinfer.engine.speculation.costs import StepCosts
+from deepinfer.engine.speculation.costs import BatchCosts, StepCosts
 from deepinfer.engine.speculation.drafts import Drafts
 from deepinfer.engine.speculation.pauses import TRIAL, Pauses
+from deepinfer.engine.speculation.policy import FixedDrafts
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
 from deepinfer.kernels.dispatch import select_ops
 
@@ -45,6 +46,14 @@ def best_speed(clock: Clock, count: int, chances: tuple[float, ...]) -> float:
     return float(max(speeds))
 
 
+class TimedAlone(BatchCosts):
+    """Costs of a single sequence by the clock alone, as those of several are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drafting.comparisons = lambda one, other: 99  # type: ignore[attr-defined]
+
+
 WEAK, FAIR = (0.5, 0.3, 0.4, 0.4, 0.4), (0.9, 0.85, 0.8, 0.8, 0.8)
 EVEN = (0.5, 0.4, 0.5, 0.5, 0.5)
 """As seen of the bundled checkpoint; at 16 sequences these win or lose a hundredth against plain steps."""
@@ -70,6 +79,25 @@ def test_a_cold_start_soon_reaches_the_best_fixed_number(
     assert cold.speed > 0.95 * best
     assert cold.recorded <= (10 if count == 1 else 7)
     assert warm.recorded <= 2
+
+
+SHARED = replace(CORES, plain=10.6, contexts=0.25, stages=(1.1, 0.2), row=0.75, noise=0.0)
+SEEN = (0.41, 0.33, 0.45, 0.4, 0.4)
+"""Milliseconds and acceptance of the bundled checkpoint on two shared cores."""
+
+
+def test_a_machine_that_changes_its_speed_fools_nobody() -> None:
+    """Better than two fixed drafts where the speed halves for seconds; by the clock alone, drafts pause."""
+    speeds = []
+    for costs in (None, TimedAlone(), FixedDrafts(2)):
+        machine = Machine(SHARED, 1, SEEN, seed=1, paces=shared_paces(9, 2_000))
+        policy = costs if isinstance(costs, FixedDrafts) else confidence()
+        if isinstance(costs, TimedAlone):
+            policy._alone = costs  # type: ignore[union-attr,assignment]
+        speeds.append(machine.run(policy, 2_000).speed)
+    neighbours, clock, fixed = speeds
+    assert neighbours > fixed
+    assert clock < 0.98 * fixed, "negative control"
 
 
 def test_where_drafts_lose_plain_steps_are_all_that_is_left() -> None:

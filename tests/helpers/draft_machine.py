@@ -6,6 +6,7 @@ Seconds follow a formula, acceptance is drawn; a policy sees both as an engine w
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,12 +79,18 @@ class Played:
 
 @dataclass
 class Machine:
-    """``chances``: of each draft of a block, if those before it were accepted, on average."""
+    """Its clock, under a policy.
+
+    Attributes:
+        chances: of each draft of a block, if those before it were accepted, on average.
+        paces: factors on the seconds of one step after the other, again from the first one at their end.
+    """
 
     clock: Clock
     num_sequences: int
     chances: tuple[float, ...] = (0.5, 0.3, 0.4, 0.4, 0.4)
     seed: int = 0
+    paces: Items[float] = (1.0,)
 
     def __post_init__(self) -> None:
         self._draw = np.random.default_rng(self.seed)
@@ -165,7 +172,8 @@ class Machine:
         self._plays[shape] = self._plays.get(shape, 0) + 1
         played.recorded += self._plays[shape] == 2
         extra = {1: self.clock.compiling, 2: self.clock.recording}.get(self._plays[shape], 0.0)
-        return self.clock.of(shape.num_drafts, mode, shape.num_drafted) + extra, self._plays[shape] > 2
+        seconds = self.clock.of(shape.num_drafts, mode, shape.num_drafted) + extra
+        return seconds * self.paces[self._num_steps % len(self.paces)], self._plays[shape] > 2
 
     def _drafts(self, block: int) -> np.ndarray:
         """Confidences that say how likely each draft is accepted."""
@@ -188,3 +196,16 @@ class Machine:
         accepted = np.cumprod(is_right, axis=1).sum(1)
         expected = float(survival.flatten()[order].sum())
         return list(zip(shares.tolist(), accepted.tolist(), strict=True)), expected
+
+
+def shared_paces(seed: int, steps: int) -> list[float]:
+    """Of a machine that others use: half as fast for seconds, a tenth slower for one, single steps thrice."""
+    draw, paces = np.random.default_rng(seed), list[float]()
+    while len(paces) < steps:
+        level = float(draw.choice([1.0, 1.0, 1.15, 1.5, 2.0]))
+        for number in range(int(draw.integers(50, 600))):
+            if number % 60 == 0:
+                second = level * float(draw.uniform(1.0, 1.12))
+            waited = 3.0 if draw.random() < 0.02 else 1.0
+            paces.append(second * waited * float(np.exp(0.05 * draw.standard_normal())))
+    return paces
