@@ -125,6 +125,11 @@ class Pace:
         """Seconds on that machine; 0 for a kind that was never met."""
         return exp(self._costs[kind]) if kind in self._costs else 0.0
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the present kind was compared already: until another one comes nothing will change."""
+        return self._run is not None and self._run.is_compared
+
     def comparisons(self, one: Hashable, other: Hashable) -> int:
         """How often the two kinds were compared, as many as are kept at most."""
         return len(self._pairs.get((one, other), ())) + len(self._pairs.get((other, one), ()))

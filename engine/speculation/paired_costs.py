@@ -77,16 +77,17 @@ class PairedSteps:
 
 
 class PairedCosts:
-    """Seconds of the steps of one batch size.
+    """Seconds of the steps of a single sequence; see ``BatchCosts``.
 
     Attributes:
         drafting: of steps that draft for the next one, by the drafts that they verify.
         plain, watching: of those without, which do or do not keep the contexts of drafts.
+        surely_plain_s: seconds that plain decoding does not exceed beside drafts; 0 if none was met yet.
     """
 
     def __init__(self) -> None:
         """Nothing was timed."""
-        self.pace = Pace()
+        self.pace, self.surely_plain_s = Pace(), 0.0
         self.drafting = PairedSteps(Drafting.ON, self.pace)
         self.plain = PairedSteps(Drafting.PAUSED, self.pace)
         self.watching = PairedSteps(Drafting.WATCHING, self.pace)
@@ -100,6 +101,8 @@ class PairedCosts:
         modes = {Drafting.ON: self.drafting, Drafting.PAUSED: self.plain, Drafting.WATCHING: self.watching}
         size = timing.num_drafts if timing.drafting is Drafting.ON else 0
         modes[timing.drafting].learn(size, timing.seconds)
+        if not self.pace.is_settled:
+            self.surely_plain_s = self._surely_plain_s()
         return replace(timing, seconds=self.pace.cost((timing.drafting, size_class(size))))
 
     @property
@@ -110,12 +113,8 @@ class PairedCosts:
             return min(plain, watching)
         return plain or WITHOUT_CONTEXTS * watching
 
-    @property
-    def surely_plain_s(self) -> float:
-        """Seconds that a step of plain decoding does not exceed, beside drafted ones; 0 if none was met yet.
-
-        What keeps contexts takes longer than what does not, so the lower bound of both holds.
-        """
+    def _surely_plain_s(self) -> float:
+        """What keeps contexts takes longer than what does not, so the lower bound of both holds."""
         guessed = 1.0 if self.plain.at(0) else WITHOUT_CONTEXTS
         met = [
             (costs.at(0) * share, self._doubt(costs.mode))
