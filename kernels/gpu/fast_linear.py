@@ -104,8 +104,9 @@ def _aligned(rows: torch.Tensor) -> torch.Tensor:
 
 def part_products(x: torch.Tensor, weight: FastLinear, workspace: Workspace) -> torch.Tensor:
     """``x`` float32 [T, K] times each part of a weight of one group: float32 [T, P * N], to be summed."""
-    given = x if rounds_rows(len(x), x.device) else x.to(torch.bfloat16)
-    parts = torch.empty(len(x), weight.parts.shape[1], dtype=torch.float32, device=x.device)
+    _, outputs, inputs = weight.parts.shape
+    given = x if rounds_rows(len(x), outputs, inputs, x.device) else x.to(torch.bfloat16)
+    parts = torch.empty(len(x), outputs, dtype=torch.float32, device=x.device)
     return multiply(_aligned(given), weight.parts[0], parts, workspace) if len(x) else parts
 
 
@@ -126,7 +127,7 @@ def linear(x: torch.Tensor, weight: AnyLinear, workspace: Workspace, bf16: bool)
     if isinstance(weight, Fp8Weights):
         room = torch.empty(groups, outputs, depth, dtype=torch.bfloat16, device=x.device)
         weight = FastLinear(widen(weight, room), 1, depth)
-    given = x if rounds_rows(len(x), x.device) else x.to(torch.bfloat16)
+    given = x if rounds_rows(len(x), outputs, depth, x.device) else x.to(torch.bfloat16)
     if groups > 1 and weight.num_parts == 1 and depth == weight.parts.shape[2]:
         found = multiply_groups(_aligned(given), weight.parts, out, workspace, bf16)
         if found is not None:

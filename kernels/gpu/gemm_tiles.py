@@ -148,12 +148,16 @@ def plan(outputs: int, inputs: int, buckets: bool = True) -> Plan:
     return Plan(chunk, (few, some, *many))
 
 
-def rounds_rows(num_rows: int, place: torch.device) -> bool:
-    """Whether ``multiply`` takes so many rows in float32: few are rounded on their way, in every tile again.
+def rounds_rows(num_rows: int, outputs: int, inputs: int, place: torch.device) -> bool:
+    """Whether ``multiply`` takes so many rows in float32 and rounds them on their way, in every tile again.
 
-    A launch that rounds them first costs as much as a small product.
+    That spares a launch, which costs as much as a small product; where a tile has many steps it costs more.
     """
-    return num_rows <= _BUCKETS[1] and capability_at(place).buckets
+    if not capability_at(place).buckets:
+        return False
+    if inputs < 1024 or outputs < 512:
+        return num_rows <= _BUCKETS[1]
+    return num_rows <= _BUCKETS[0] and inputs < 2048
 
 
 def multiply(
