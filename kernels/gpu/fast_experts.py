@@ -33,6 +33,8 @@ from deepinfer.kernels.interface import LoadExpert
 Weights = TypeVar("Weights")
 _FEW = 8
 """Pairs an expert has on average below which its tile holds 16."""
+_WIDE = 1024
+"""Width from which a launch that rounds rows costs less than rounding them in every tile again."""
 _TILE = 1024
 
 
@@ -126,9 +128,11 @@ def routed(
         x = torch.nn.functional.pad(x, (0, -x.shape[1] % BLOCK))
     if ids.numel() < _FEW * num_experts or not capability_at(x.device).buckets:
         plans, inner = (plan_tiles(ids, num_experts, 16),), (_few(x.shape[1]),)
-    else:  # few rows are rounded on their way, which spares a launch
-        x, inner = x.to(torch.bfloat16), _many(x.shape[1])
+    else:
+        inner = _many(x.shape[1])
         plans = plan_two_sizes(ids, num_experts, inner[0].pairs, inner[1].pairs)
+    if len(inner) > 1 or x.shape[1] >= _WIDE:  # else a launch costs more than rounding rows on their way
+        x = x.to(torch.bfloat16)
     gluon = has_wgmma(x.device) and hopper_experts.fits(x.shape[1], experts.gate.num_outputs)
     h: torch.Tensor | None = None
     for tiles, tile in zip(plans, inner, strict=True):
