@@ -17,7 +17,11 @@ hypothesis.settings.load_profile("deterministic")
 
 # Of two processes of tests, the first compiles kernels while the second has tests that need none, and then
 # finds them compiled; what takes long comes early, so that neither waits for the other in the end.
-_FIRST = ("engine/test_generation.py", "baselines/", "verify/", "engine/", "kernels/", "eval/")
+_FIRST = (
+    "engine/test_generation.py",
+    *("baselines/", "kernels/test_hopper", "kernels/test_compiled", "kernels/test_gpu_compiled"),
+    *("kernels/", "engine/", "verify/", "eval/"),
+)
 
 
 def pytest_report_header() -> str:
