@@ -77,8 +77,17 @@ def products(ops: Any) -> None:
     """Widths with a plan of their own and without, in every bucket of rows."""
     for outputs, inputs in ((512, 5120), (1280, 5120), (40, 2048)):
         weight = ops.pack_linear(torch.ones(outputs, inputs))
-        for num_rows in (1, 40, 100, 600, 2100):
+        for num_rows in (1, 40, 100, 200, 300, 600, 2100):
             ops.linear(torch.empty(num_rows, inputs), weight)
+
+
+def widened() -> None:
+    """FP8 weights in bfloat16, for many rows."""
+    from deepinfer.kernels.gpu.fp8_weights import exact_fp8, pack_fp8, widen
+
+    exact = exact_fp8(torch.ones(128, 256))
+    assert exact is not None
+    widen(pack_fp8(*exact), torch.empty(1, 128, 256, dtype=torch.bfloat16))
 
 
 def drafts(ops: Any) -> None:
@@ -154,6 +163,7 @@ def main() -> None:
     for num_rows in (4, 200):
         experts(fast, num_rows)
     products(fast)
+    widened()
     drafts(fast)
     inputs_of_layers()
     launched = counts["strict"].keys() | counts["fast"].keys()
