@@ -12,10 +12,14 @@ import fast_references as reference
 import torch
 from layers_common import DEVICE, Report
 
+from deepinfer.kernels.gpu import site_turns
+from deepinfer.kernels.gpu.expert_gemm import combine
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps
 from deepinfer.kernels.gpu.fast_linear import FastLinear, linear
 from deepinfer.kernels.gpu.gemm import Workspace
-from deepinfer.kernels.operands import SiteWeights
+from deepinfer.kernels.gpu.site_rows import site_row
+from deepinfer.kernels.gpu.site_turns import Pairs
+from deepinfer.kernels.operands import SiteInput, SiteWeights
 
 ROWS = 2100
 PARTS = (
@@ -110,6 +114,28 @@ def run(report: Report) -> None:
         return {"error": reference.relative(parts(slice(0, 8))[0], wanted), "unequal": _unequal(parts)}
 
     report.attempt("ops site 4x5120: input and mixes", site)
+
+    def turn(width: int) -> dict[str, int]:
+        streams, gain = _values(ROWS, 4, width), _values(width)
+        mixes = [torch.rand(ROWS, *rest, device=DEVICE) for rest in ((4,), (4,), (4, 4))]
+        routed, shared = _values(6 * ROWS, width).to(torch.bfloat16), _values(ROWS, width)
+
+        def parts(rows: slice) -> tuple[torch.Tensor, ...]:
+            low, high, _ = rows.indices(ROWS)
+            of_rows = [mix[rows] for mix in mixes]
+            entered = SiteInput(gain, lambda: (of_rows[0], of_rows[1], of_rows[2]))
+            pairs = Pairs(routed[6 * low : 6 * high], shared[rows], 6)
+            alone = site_turns.expanded(streams[rows], pairs, entered)
+            return *site_turns.turned(streams[rows], pairs, entered, gain, 1e-6), alone
+
+        added = combine(routed, shared, 6, torch.float32)
+        expanded = ops.hc_expand(streams, added, mixes[1], mixes[2])
+        wanted = expanded, site_row(expanded, mixes[0], gain, 1e-6, True), expanded
+        unlike = sum(not torch.equal(a, b) for a, b in zip(parts(slice(0, ROWS)), wanted, strict=True))
+        return {"unlike parts": unlike, "unequal": _unequal(parts)}
+
+    for width in (256, 1024):
+        report.attempt(f"ops turn 4x{width}", lambda w=width: turn(w))
 
     def sums() -> dict[str, int]:
         x, gain, eps = _values(ROWS, 5120), torch.randn(5120, device=DEVICE), 1e-20

@@ -34,6 +34,24 @@ class ChainOps(Protocol):
     def site_input(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
         """[T, S, D], [T, S] -> mixes of a site and the normalised input [T, D] of its sublayer."""
 
+    def next_site(
+        self, streams: torch.Tensor, added: torch.Tensor, site: SiteInput, following: SiteWeights
+    ) -> tuple[torch.Tensor, SiteInput]:
+        """[T, S, D], [T, D] -> streams behind the sublayer of ``site``, and the input of the next one."""
+
+    def moe_expand(self, streams: torch.Tensor, site: SiteInput, weights: MoeWeights) -> torch.Tensor:
+        """[T, S, D] -> streams behind the experts of ``site``."""
+
+    def moe_next_site(
+        self, streams: torch.Tensor, site: SiteInput, weights: MoeWeights, following: SiteWeights
+    ) -> tuple[torch.Tensor, SiteInput]:
+        """[T, S, D] -> streams behind the experts of ``site``, and the input of the next one."""
+
+    def collapsed_norm(
+        self, streams: torch.Tensor, pre: torch.Tensor, gain: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, S, D], [T, S] -> streams collapsed [T, D], and their norm [T, D]."""
+
     def low_rank_query(
         self, x: torch.Tensor, weights: LowRank, num_heads: int, rotary: Rotary
     ) -> tuple[torch.Tensor, torch.Tensor]:

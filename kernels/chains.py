@@ -41,6 +41,35 @@ def site_input(ops: Ops, streams: torch.Tensor, pre: torch.Tensor, site: SiteWei
     return SiteInput(ops.rms_norm(ops.hc_collapse(streams, pre), site.gain, site.rms_eps), lambda: mixes)
 
 
+def next_site(
+    ops: Ops, streams: torch.Tensor, added: torch.Tensor, site: SiteInput, following: SiteWeights
+) -> tuple[torch.Tensor, SiteInput]:
+    """Streams behind a sublayer that gives ``added`` [T, D], and the input of the site behind them."""
+    expanded = ops.hc_expand(streams, added, site.post, site.comb)
+    return expanded, ops.site_input(expanded, site.pre, following)
+
+
+def moe_expand(ops: Ops, streams: torch.Tensor, site: SiteInput, weights: MoeWeights) -> torch.Tensor:
+    """Streams [T, S, D] behind the experts of a site."""
+    return ops.hc_expand(streams, ops.routed_moe(site.x, weights)[0], site.post, site.comb)
+
+
+def moe_next_site(
+    ops: Ops, streams: torch.Tensor, site: SiteInput, weights: MoeWeights, following: SiteWeights
+) -> tuple[torch.Tensor, SiteInput]:
+    """``moe_expand``, and the input of the site behind it."""
+    expanded = ops.moe_expand(streams, site, weights)
+    return expanded, ops.site_input(expanded, site.pre, following)
+
+
+def collapsed_norm(
+    ops: Ops, streams: torch.Tensor, pre: torch.Tensor, gain: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, S, D], [T, S] -> streams collapsed [T, D], and their norm [T, D]."""
+    hidden = ops.hc_collapse(streams, pre)
+    return hidden, ops.rms_norm(hidden, gain, eps)
+
+
 def low_rank_query(
     ops: Ops, x: torch.Tensor, weights: LowRank, num_heads: int, rotary: Rotary
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,8 +111,17 @@ def routed_moe(
     return ops.moe(x, ids, shares, weights.experts, weights.shared, weights.limit), ids, shares
 
 
-class Chains:
-    """Gives a kernel set the chains as methods, each as the sequence of its own ops."""
+class SiteChains:
+    """Gives a kernel set the chains from sublayer to sublayer, each as the sequence of its own ops."""
+
+    next_site = next_site
+    moe_expand = moe_expand
+    moe_next_site = moe_next_site
+    collapsed_norm = collapsed_norm
+
+
+class Chains(SiteChains):
+    """Gives a kernel set all chains, each as the sequence of its own ops."""
 
     beside = beside
     site_input = site_input

@@ -12,7 +12,7 @@ import torch
 
 from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, DraftRows, WindowLayer
 from deepinfer.kernels.interface import Ops
-from deepinfer.kernels.operands import BoundRecords, PackedWeight, Rotary
+from deepinfer.kernels.operands import BoundRecords, PackedWeight, Rotary, SiteInput
 
 CONFIDENCE_CLAMP = 60.0
 
@@ -81,37 +81,39 @@ def window_layers(
         Streams [T, S, D] and ``pre`` [T, S] behind the last one.
     """
     contexts = ops.beside(lambda: [ops.load_records(pool, records) for pool in pools], len(streams))
+    site = ops.site_input(streams, pre, layers[0].attn_site)
     for number, layer in enumerate(layers):
         context = partial(_one_of, contexts, number)
-        streams, pre = _window_layer(ops, streams, pre, layer, rotary, context, places, own)
-    return streams, pre
+        streams, site = _window_attention(ops, streams, site, layer, rotary, context, places, own)
+        if number + 1 == len(layers):
+            break
+        streams, site = ops.moe_next_site(streams, site, layer.moe, layers[number + 1].attn_site)
+    return ops.moe_expand(streams, site, layers[-1].moe), site.pre
 
 
 def _one_of(contexts: Callable[[], Sequence[torch.Tensor]], number: int) -> torch.Tensor:
     return contexts()[number]
 
 
-def _window_layer(
+def _window_attention(
     ops: Ops,
     streams: torch.Tensor,
-    pre: torch.Tensor,
+    site: SiteInput,
     weights: WindowLayer,
     rotary: Rotary,
     context: Callable[[], torch.Tensor],
     places: torch.Tensor,
     own: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One of ``window_layers``; ``context`` waits for what it sees, float32 [P, C]."""
-    site = ops.site_input(streams, pre, weights.attn_site)
+) -> tuple[torch.Tensor, SiteInput]:
+    """Attention of one of ``window_layers``, up to its experts; ``context`` waits for what it sees, float32
+    [P, C].
+    """
     given = (weights.latent, weights.latent_gain, weights.eps, rotary)
     latents = ops.beside(partial(ops.window_latent, site.x, *given), len(streams))
     _, q = ops.low_rank_query(site.x, weights.query, weights.num_heads, rotary)
     mixed = ops.sparse_attention(q, context(), places, latents(), own, weights.sink)
     added = ops.attention_output(mixed, rotary, weights.wo_a, weights.wo_b)
-    streams = ops.hc_expand(streams, added, site.post, site.comb)
-    site = ops.site_input(streams, site.pre, weights.ffn_site)
-    added, _, _ = ops.routed_moe(site.x, weights.moe)
-    return ops.hc_expand(streams, added, site.post, site.comb), site.pre
+    return ops.next_site(streams, added, site, weights.ffn_site)
 
 
 def draft_contexts(
@@ -163,8 +165,8 @@ def draft_decode(
     """
     num_blocks = golden.shape[0]
     num_drafts = len(streams) // num_blocks
-    hidden = ops.hc_collapse(streams, pre)
-    base = ops.linear_fp32(ops.rms_norm(hidden, head.gain, head.eps), head.head)
+    hidden, normed = ops.collapsed_norm(streams, pre, head.gain, head.eps)
+    base = ops.linear_fp32(normed, head.head)
     base = base.view(num_blocks, num_drafts, -1)
     tokens, logits, scores = ops.markov_decode(
         golden, hidden.view(num_blocks, num_drafts, -1), base, head.embed, head.markov, head.confidence

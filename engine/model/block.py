@@ -79,7 +79,7 @@ class Block:
             return lambda: None
 
         def write() -> None:
-            x = ops.rms_norm(ops.hc_collapse(streams.x, streams.pre), self.attn_site.weights.gain, self.eps)
+            _, x = ops.collapsed_norm(streams.x, streams.pre, self.attn_site.weights.gain, self.eps)
             compressor.forward(ops, x, step, view, rope, probe)
 
         return ops.beside(write, len(streams.x))
@@ -97,21 +97,15 @@ class Block:
     ) -> Streams:
         """Attention and MoE of ``rows``; ``written`` waits for what ``compress`` does."""
         rotary = rope.at(rows.positions)
-
         attend_to = self._attend_rows if view.records is None else self._attend_records
 
-        def attend(x: torch.Tensor) -> torch.Tensor:
-            probe("attn_in", self.layer, x)
-            mixed = attend_to(ops, x, rows, view, rotary, selection, written, probe)
-            out = self.attention.output(ops, mixed, rotary)
-            probe("attn_out", self.layer, out)
-            return out
-
-        def experts(x: torch.Tensor) -> torch.Tensor:
-            return self.moe.forward(ops, x, self.layer, probe)
-
-        streams = self.attn_site.run(ops, streams, self.layer, attend, probe)
-        return self.ffn_site.run(ops, streams, self.layer, experts, probe)
+        site = self.attn_site.enter(ops, streams, self.layer, probe)
+        probe("attn_in", self.layer, site.x)
+        mixed = attend_to(ops, site.x, rows, view, rotary, selection, written, probe)
+        out = self.attention.output(ops, mixed, rotary)
+        probe("attn_out", self.layer, out)
+        x, site = self.ffn_site.follow(ops, streams.x, out, site, self.layer, probe)
+        return Streams(self.moe.expand(ops, x, site, self.layer, probe), site.pre)
 
     def _attend_rows(
         self,

@@ -5,7 +5,6 @@ model.md section 2.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from deepinfer.engine.checkpoint import Checkpoint
 from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.kernels.interface import Ops
-from deepinfer.kernels.operands import SiteWeights
+from deepinfer.kernels.operands import SiteInput, SiteWeights
 
 
 @dataclass(frozen=True)
@@ -63,19 +62,24 @@ class HyperSite:
         )
         return cls(kind, weights)
 
-    def run(
-        self,
-        ops: Ops,
-        streams: Streams,
-        layer: int,
-        sublayer: Callable[[torch.Tensor], torch.Tensor],
-        probe: Probe,
-    ) -> Streams:
-        """Collapse with the previous ``pre``, norm, apply ``sublayer`` [T, D] -> [T, D], expand."""
+    def enter(self, ops: Ops, streams: Streams, layer: int, probe: Probe) -> SiteInput:
+        """Collapse with the previous ``pre``, norm: what the sublayer reads."""
         site = ops.site_input(streams.x, streams.pre, self.weights)
+        self._show(site, layer, probe)
+        return site
+
+    def follow(
+        self, ops: Ops, streams: torch.Tensor, out: torch.Tensor, site: SiteInput, layer: int, probe: Probe
+    ) -> tuple[torch.Tensor, SiteInput]:
+        """Expand ``streams`` [T, S, D] behind the sublayer of another ``site``, which gave ``out`` [T, D],
+        and enter this one.
+        """
+        expanded, following = ops.next_site(streams, out, site, self.weights)
+        self._show(following, layer, probe)
+        return expanded, following
+
+    def _show(self, site: SiteInput, layer: int, probe: Probe) -> None:
         if probe is not no_probe:  # to ask for the mixes is to wait for them
             probe(f"hc_{self.kind}_pre", layer, site.pre)
             probe(f"hc_{self.kind}_post", layer, site.post)
             probe(f"hc_{self.kind}_comb", layer, site.comb)
-        out = sublayer(site.x)
-        return Streams(ops.hc_expand(streams.x, out, site.post, site.comb), site.pre)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from deepinfer.engine.checkpoint import Checkpoint
-from deepinfer.engine.tracing import Probe
+from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.kernels.interface import Ops
-from deepinfer.kernels.operands import MoeWeights
+from deepinfer.kernels.operands import MoeWeights, SiteInput
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,14 @@ class MoeLayer:
         )
         return cls(weights)
 
-    def forward(self, ops: Ops, x: torch.Tensor, layer: int, probe: Probe) -> torch.Tensor:
-        """[T, D] -> [T, D]."""
-        out, ids, shares = ops.routed_moe(x, self.weights)
+    def expand(
+        self, ops: Ops, streams: torch.Tensor, site: SiteInput, layer: int, probe: Probe
+    ) -> torch.Tensor:
+        """Streams [T, S, D] behind the experts applied to the input of ``site``."""
+        if probe is no_probe:
+            return ops.moe_expand(streams, site, self.weights)
+        out, ids, shares = ops.routed_moe(site.x, self.weights)
         probe("router_ids", layer, ids)
         probe("router_weights", layer, shares)
         probe("ffn_out", layer, out)
-        return out
+        return ops.hc_expand(streams, out, site.post, site.comb)

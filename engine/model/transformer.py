@@ -157,8 +157,7 @@ class Transformer:
         probe("block_in", last, streams.x)
         probe("streams", last, streams.x)
         probe("pre_mix", last, streams.pre)
-        collapsed = self.ops.hc_collapse(streams.x, streams.pre)
-        normed = self.ops.rms_norm(collapsed, self.norm, self.config.rms_norm_eps)
+        _, normed = self.ops.collapsed_norm(streams.x, streams.pre, self.norm, self.config.rms_norm_eps)
         probe("final_norm", last, normed)
         return Hidden(normed, torch.cat([found() for found in features], 1) if features else None)
 

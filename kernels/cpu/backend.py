@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from deepinfer.kernels import row_copies
-from deepinfer.kernels.chains import beside, window_latent
+from deepinfer.kernels.chains import SiteChains, beside, window_latent
 from deepinfer.kernels.cpu import (
     attention,
     budget,
@@ -38,7 +38,7 @@ from deepinfer.kernels.rng import host_words
 from deepinfer.kernels.turn_chains import Turns
 
 
-class CpuOps(DraftBlocks, RecordChains, Turns):
+class CpuOps(DraftBlocks, SiteChains, RecordChains, Turns):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = packing = "cpu"

@@ -11,7 +11,6 @@ from typing import TypeVar
 import torch
 
 from deepinfer.kernels.chains import Chains
-from deepinfer.kernels.draft_operands import DraftHead, DraftOutput
 from deepinfer.kernels.gpu import (
     attention,
     budget,
@@ -39,7 +38,7 @@ from deepinfer.kernels.gpu.linear import PackedLinear
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.turn_ops import TurnKernels
 from deepinfer.kernels.interface import LoadExpert
-from deepinfer.kernels.operands import SiteInput, SiteWeights
+from deepinfer.kernels.operands import Mixes, SiteInput, SiteWeights
 from deepinfer.kernels.record_chains import RecordChains
 
 T = TypeVar("T")
@@ -132,9 +131,12 @@ class GpuOps(TurnKernels, Chains, RecordChains):
 
     def site_input(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
         """See ``Ops``; the mixes are of use behind the sublayer, so they are made beside it."""
-        given = (site.fn, site.base, site.scale, site.iterations, site.hc_eps, site.rms_eps)
-        mixes = self.beside(lambda: self.hc_mix(streams, *given), len(streams))
+        mixes = self._mixes(streams, site)
         return SiteInput(self._site_row(streams, pre, site), mixes)
+
+    def _mixes(self, streams: torch.Tensor, site: SiteWeights) -> Callable[[], Mixes]:
+        given = (site.fn, site.base, site.scale, site.iterations, site.hc_eps, site.rms_eps)
+        return self.beside(lambda: self.hc_mix(streams, *given), len(streams))
 
     def _site_row(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> torch.Tensor:
         """The input of the sublayer."""
@@ -280,20 +282,5 @@ class GpuOps(TurnKernels, Chains, RecordChains):
         """See ``Ops``."""
         return pointwise.sigmoid(x)
 
-    def markov_decode(
-        self,
-        golden: torch.Tensor,
-        states: torch.Tensor,
-        base_logits: torch.Tensor,
-        embed: torch.Tensor,
-        head: PackedLinear,
-        confidence: PackedLinear,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See ``Ops``."""
-        return markov.markov_decode(self, golden, states, base_logits, embed, head, confidence)
-
-    def draft_decode(
-        self, streams: torch.Tensor, pre: torch.Tensor, golden: torch.Tensor, head: DraftHead
-    ) -> DraftOutput:
-        """See ``Ops``."""
-        return markov.draft_decode(self, streams, pre, golden, head)
+    markov_decode = markov.markov_decode
+    draft_decode = markov.draft_decode

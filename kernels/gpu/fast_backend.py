@@ -8,8 +8,6 @@ strict; they are the chip's own and differ from the CPU's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from deepinfer.kernels.gpu import (
@@ -22,38 +20,22 @@ from deepinfer.kernels.gpu import (
     rope,
     row_sums,
     sampling,
-    site_rows,
     two_level,
 )
-from deepinfer.kernels.gpu.backend import GpuOps
-from deepinfer.kernels.gpu.branches import NUM_LANES
 from deepinfer.kernels.gpu.fast_experts import AnyExperts
 from deepinfer.kernels.gpu.fast_linear import AnyLinear, FastLinear
-from deepinfer.kernels.gpu.gemm import Workspace
+from deepinfer.kernels.gpu.fast_sublayers import FastSublayers
 from deepinfer.kernels.gpu.pool_index import Keys
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.row_sources import floats
 from deepinfer.kernels.interface import LoadExpert
-from deepinfer.kernels.operands import MoeWeights, PagedRecords, Rotary, SiteWeights
-
-_PARTIALS, _LANE_PARTIALS, _TILES = 1 << 22, 1 << 20, 1 << 14
+from deepinfer.kernels.operands import PagedRecords, Rotary
 
 
-class FastGpuOps(GpuOps):
+class FastGpuOps(FastSublayers):
     """Implements ``kernels.interface.Ops`` with activations rounded to bfloat16."""
 
     reads_records = True
-
-    def __init__(self, round_caches: bool, device: torch.device) -> None:
-        """Bind the device; takes 40 MiB for partial sums there. For one caller's stream at a time."""
-        super().__init__(True, round_caches, device)
-        sizes = _PARTIALS, *([_LANE_PARTIALS] * NUM_LANES)
-        self._workspaces = [Workspace.on(device, size, _TILES) for size in sizes]
-
-    @property
-    def _workspace(self) -> Workspace:
-        """That of the stream that launches go to now: two branches of a graph must not share one."""
-        return self._workspaces[self.branches.lane]
 
     def pack_linear(self, weight: torch.Tensor) -> AnyLinear:  # type: ignore[override]
         """See ``Ops``."""
@@ -74,9 +56,6 @@ class FastGpuOps(GpuOps):
     def rms_norm(self, x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
         """See ``Ops``."""
         return row_sums.rms_norm(x, gain, eps, True)
-
-    def _site_row(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> torch.Tensor:
-        return site_rows.site_row(streams, pre, site.gain, site.rms_eps, True)
 
     def rotated_latent(
         self, x: torch.Tensor, weight: AnyLinear, gain: torch.Tensor, eps: float, rotary: Rotary
@@ -213,33 +192,6 @@ class FastGpuOps(GpuOps):
     ) -> torch.Tensor:
         """See ``Ops``."""
         return record_ops.attend(q, window, window_slots, pages, entries, sink, self._workspace)
-
-    def moe(
-        self,
-        x: torch.Tensor,
-        expert_ids: torch.Tensor,
-        weights: torch.Tensor,
-        experts: AnyExperts,
-        shared: AnyExperts,
-        limit: float,
-    ) -> torch.Tensor:
-        """See ``Ops``."""
-        added = self._shared_expert(x, shared, limit)
-        return fast_experts.moe(x, expert_ids, weights, experts, added, limit)
-
-    def routed_moe(
-        self, x: torch.Tensor, weights: MoeWeights
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See ``Ops``."""
-        w = weights
-        added = self._shared_expert(x, w.shared, w.limit)
-        logits = self.linear_fp32(x, w.gate)
-        ids, shares = self.route(logits, w.bias, w.num_selected, w.normalise, w.factor)
-        return fast_experts.moe(x, ids, shares, w.experts, added, w.limit), ids, shares
-
-    def _shared_expert(self, x: torch.Tensor, expert: AnyExperts, limit: float) -> Callable[[], torch.Tensor]:
-        """What the shared expert adds, beside the router and the routed ones."""
-        return self.beside(lambda: fast_experts.shared_expert(x, expert, limit, self._workspace), len(x))
 
     def engram_gate(
         self, streams: torch.Tensor, kv: torch.Tensor, gains: torch.Tensor, eps: float

@@ -189,6 +189,24 @@ def shared_expert(x: torch.Tensor, expert: AnyExperts, limit: float, workspace: 
     return linear(h, expert.down, workspace, True)
 
 
+def pair_outputs(
+    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: AnyExperts, limit: float
+) -> torch.Tensor:
+    """What every chosen expert gives: [T, D] of bfloat16 values, ids and weights [T, k] -> bfloat16 [P, D].
+
+    Raises:
+        ValueError: ``experts`` is one expert.
+    """
+    ids, shares = expert_ids.contiguous(), weights.contiguous()
+    if isinstance(experts, RoutedExperts):
+        return routed(x.contiguous(), ids, shares, experts, limit)
+    if isinstance(experts, NativeExperts):
+        return native_experts.routed(x.to(torch.bfloat16), ids, shares, experts, limit)
+    if isinstance(experts, strict.PackedExperts):
+        return strict.outputs(x.contiguous(), ids, shares, experts, limit, True)
+    raise ValueError("moe: at least two routed experts are needed")
+
+
 def moe(
     x: torch.Tensor,
     expert_ids: torch.Tensor,
@@ -206,13 +224,5 @@ def moe(
     Raises:
         ValueError: ``experts`` is one expert.
     """
-    ids, shares = expert_ids.contiguous(), weights.contiguous()
-    if isinstance(experts, RoutedExperts):
-        pairs = routed(x.contiguous(), ids, shares, experts, limit)
-    elif isinstance(experts, NativeExperts):
-        pairs = native_experts.routed(x.to(torch.bfloat16), ids, shares, experts, limit)
-    elif isinstance(experts, strict.PackedExperts):
-        pairs = strict.outputs(x.contiguous(), ids, shares, experts, limit, True)
-    else:
-        raise ValueError("moe: at least two routed experts are needed")
-    return combine(pairs, shared(), ids.shape[1], torch.float32)
+    pairs = pair_outputs(x, expert_ids, weights, experts, limit)
+    return combine(pairs, shared(), expert_ids.shape[1], torch.float32)

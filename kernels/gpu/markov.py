@@ -196,10 +196,10 @@ def draft_decode(
     ops: Ops, streams: torch.Tensor, pre: torch.Tensor, golden: torch.Tensor, head: DraftHead
 ) -> DraftOutput:
     """See ``Ops.draft_decode``; what the golden tokens add is worked out beside the logits."""
-    hidden = ops.hc_collapse(streams, pre)
+    hidden, normed = ops.collapsed_norm(streams, pre, head.gain, head.eps)
     states = hidden.view(len(golden), -1, hidden.shape[1])
     begin = partial(_begin, ops, golden, states, head.embed, head.markov)
     begun = ops.beside(begin, len(hidden))
-    base = ops.linear_fp32(ops.rms_norm(hidden, head.gain, head.eps), head.head).view(*states.shape[:2], -1)
+    base = ops.linear_fp32(normed, head.head).view(*states.shape[:2], -1)
     tokens, logits, sure = _finish(ops, begun(), base, head.embed, head.markov, head.confidence)
     return DraftOutput(hidden, base, tokens, logits, *sure)

@@ -44,14 +44,16 @@ def _site_row_kernel(
     pre: Ptr,
     gain: Ptr,
     out: Ptr,
+    kept: Ptr,
     eps: float,
     width: int,
     S: tl.constexpr,
     TILE: tl.constexpr,
     BF16: tl.constexpr,
+    KEEP: tl.constexpr,
     EARLY: tl.constexpr = False,
 ) -> None:
-    """One row."""
+    """One row; before its norm into ``kept`` if ``KEEP``."""
     if EARLY:
         after_launches_before()
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, TILE)
@@ -65,7 +67,10 @@ def _site_row_kernel(
     for first in range(0, width, TILE):
         d = first + lane
         weight = tl.load(gain + d, d < width, other=0.0)
-        y = _collapsed(line, factors, d, width, S, TILE, BF16) * scale * weight
+        value = _collapsed(line, factors, d, width, S, TILE, BF16)
+        if KEEP:
+            tl.store(kept + row * width + d, value, d < width)
+        y = value * scale * weight
         tl.store(out + row * width + d, rounded(y, BF16), d < width)
 
 
@@ -73,15 +78,30 @@ def site_row(
     streams: torch.Tensor, pre: torch.Tensor, gain: torch.Tensor, eps: float, bf16: bool
 ) -> torch.Tensor:
     """Float32 [T, S, D] and [T, S], gain [D] -> [T, D]."""
+    return _site_row(streams, pre, gain, eps, bf16, False)[1]
+
+
+def collapsed_norm(
+    streams: torch.Tensor, pre: torch.Tensor, gain: torch.Tensor, eps: float, bf16: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``site_row`` with what it has the norm of: both float32 [T, D]."""
+    return _site_row(streams, pre, gain, eps, bf16, True)
+
+
+def _site_row(
+    streams: torch.Tensor, pre: torch.Tensor, gain: torch.Tensor, eps: float, bf16: bool, is_kept: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     source, factors = streams.contiguous(), pre.contiguous()
     num_rows, num_streams, width = source.shape
     out = source.new_empty(num_rows, width)
+    kept = torch.empty_like(out) if is_kept else out
     launch(
         _site_row_kernel,
         (num_rows,),
-        *(source, factors, gain.contiguous(), out, eps, width),
+        *(source, factors, gain.contiguous(), out, kept, eps, width),
         S=num_streams,
         TILE=min(_TILE, power_of_two(width)),
         BF16=bf16,
+        KEEP=is_kept,
     )
-    return out
+    return kept, out

@@ -24,8 +24,8 @@ def reductions(name: str, text: str) -> None:
 def main() -> None:
     """Widths of the bundled model and of the release."""
     compile_only(layouts=reductions)
-    from deepinfer.kernels.gpu import latents, row_sums, site_rows
-    from deepinfer.kernels.operands import Rotary
+    from deepinfer.kernels.gpu import latents, row_sums, site_rows, site_turns
+    from deepinfer.kernels.operands import Rotary, SiteInput
 
     table, positions = torch.empty(4096, 16), torch.zeros(4, dtype=torch.int64)
     for width in (64, 512):
@@ -35,7 +35,14 @@ def main() -> None:
     for width in (256, 5120):
         x, gain = torch.empty(4, width), torch.empty(width)
         row_sums.rms_norm(x, gain, 1e-6, True)
-        site_rows.site_row(torch.empty(4, 4, width), torch.empty(4, 4), gain, 1e-6, True)
+        streams, mix = torch.empty(4, 4, width), torch.empty(4, 4)
+        site_rows.site_row(streams, mix, gain, 1e-6, True)
+        site_rows.collapsed_norm(streams, mix, gain, 1e-6, True)
+        site = SiteInput(x, lambda: (mix, mix, torch.empty(4, 4, 4)))  # noqa: B023
+        if site_turns.fits(width):
+            site_turns.turned(streams, x, site, gain, 1e-6)
+            pairs = site_turns.Pairs(torch.empty(8, width, dtype=torch.bfloat16), x, 2)
+            site_turns.turned(streams, pairs, site, gain, 1e-6)
     for width in (1024, 16384):
         row_sums.square_sums(torch.empty(4, width))
         row_sums.site_sums(torch.empty(4, width), torch.empty(4, 72))

@@ -103,13 +103,19 @@ def drafts(ops: Any) -> None:
 
 def inputs_of_layers() -> None:
     """Latents, and what sublayers begin with."""
-    from deepinfer.kernels.gpu import latents, row_sums, site_rows
-    from deepinfer.kernels.operands import Rotary
+    from deepinfer.kernels.gpu import latents, row_sums, site_rows, site_turns
+    from deepinfer.kernels.operands import Rotary, SiteInput
 
     table = torch.empty(64, 16)
     latents.latent(torch.empty(4, 64), torch.empty(64), 1e-6, Rotary(table, table, zeros(4).long()), True)
     site_rows.site_row(torch.empty(4, 4, 256), torch.empty(4, 4), torch.empty(256), 1e-6, True)
     row_sums.square_sums(torch.empty(4, 1024))
+    streams, row, mixes = torch.empty(4, 4, 256), torch.empty(4, 256), torch.empty(4, 4)
+    site_rows.collapsed_norm(streams, mixes, torch.empty(256), 1e-6, True)
+    site = SiteInput(row, lambda: (mixes, mixes, torch.empty(4, 4, 4)))
+    for added in (row, site_turns.Pairs(torch.empty(8, 256, dtype=torch.bfloat16), row, 2)):
+        site_turns.expanded(streams, added, site)
+        site_turns.turned(streams, added, site, torch.empty(256), 1e-6)
 
 
 def kernel_names() -> Iterator[str]:

@@ -18,7 +18,7 @@ make_exact()
 from deepinfer.kernels import chains  # noqa: E402
 from deepinfer.kernels.draft_operands import DraftHead  # noqa: E402
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps  # noqa: E402
-from deepinfer.kernels.operands import MoeWeights, SiteWeights  # noqa: E402
+from deepinfer.kernels.operands import MoeWeights, SiteInput, SiteWeights  # noqa: E402
 
 T = TypeVar("T")
 GENERATOR = torch.Generator().manual_seed(4)
@@ -70,18 +70,25 @@ def cases(ops: FastGpuOps) -> dict[str, tuple[Any, ...]]:
         confidence=ops.pack_linear(normal(1, WIDTH + 8)),
     )  # fmt: skip
     streams, pre = normal(ROWS, STREAMS, WIDTH), normal(ROWS, STREAMS)
+    mixes = normal(ROWS, STREAMS), normal(ROWS, STREAMS), normal(ROWS, STREAMS, STREAMS)
+    entered = SiteInput(normal(ROWS, WIDTH), lambda: mixes)
     two, of_two = normal(4, STREAMS, WIDTH), normal(4, STREAMS)
     return {
         "site_input": (streams, pre, site),
+        "next_site": (streams, normal(ROWS, WIDTH), entered, site),
         "routed_moe": (normal(ROWS, WIDTH), moe),
+        "moe_expand": (streams, entered, moe),
+        "moe_next_site": (streams, entered, moe, site),
         "draft_decode": (two, of_two, torch.tensor([5, 39]), head),
     }
 
 
 def parts_of(result: Any) -> list[torch.Tensor]:
     """Tensors of a result in the order of their names or places."""
+    if isinstance(result, torch.Tensor):
+        return [result]
     if isinstance(result, tuple):
-        return list(result)
+        return [part for one in result for part in parts_of(one)]
     of_site, of_drafts = ("pre", "post", "comb", "x"), ("hidden", "tokens", "logits", "confidences")
     names = of_site if hasattr(result, "comb") else of_drafts
     return [getattr(result, name) for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import torch
 from exact_interpreter import make_exact
@@ -11,8 +12,9 @@ make_exact()
 
 from deepinfer.kernels import chains  # noqa: E402
 from deepinfer.kernels.dispatch import select_ops  # noqa: E402
-from deepinfer.kernels.gpu import fast_linear, latents, rope, row_sums, site_rows  # noqa: E402
-from deepinfer.kernels.operands import Rotary  # noqa: E402
+from deepinfer.kernels.gpu import fast_linear, latents, rope, row_sums, site_rows, site_turns  # noqa: E402
+from deepinfer.kernels.gpu.expert_gemm import combine  # noqa: E402
+from deepinfer.kernels.operands import Rotary, SiteInput  # noqa: E402
 
 
 def main() -> None:
@@ -59,8 +61,33 @@ def main() -> None:
         if not torch.equal(found.view(torch.int32), wanted.view(torch.int32)):
             wrong.append(["site_row", num_rows, width])
         control &= not torch.equal(site_rows.site_row(streams, pre, gain, 1e-6, False), wanted)
+        control &= turns_differ(ops, draw, streams, gain, wrong)
     refused = not latents.fits(48) and not latents.fits(8192) and latents.fits(4096)
     print(json.dumps({"wrong": wrong, "control": control and refused}))
+
+
+def turns_differ(
+    ops: Any, draw: torch.Generator, streams: torch.Tensor, gain: torch.Tensor, wrong: list[list[Any]]
+) -> bool:
+    """Adds to ``wrong`` what a turn between sublayers has unlike its parts; whether other mixes are seen."""
+    (num_rows, size, width), is_seen = streams.shape, True
+    mixes = [torch.randn(num_rows, *rest, generator=draw) for rest in ((size,), (size,), (size, size))]
+    other = SiteInput(gain, lambda: (mixes[0], mixes[1], mixes[2].mT.contiguous()))
+    site = SiteInput(gain, lambda: (mixes[0], mixes[1], mixes[2]))
+    routed = torch.randn(3 * num_rows, width, generator=draw).to(torch.bfloat16)
+    shared = ops.rms_norm(streams[:, 0], gain, 1e-6)
+    combined = combine(routed, shared, 3, torch.float32)
+    for added, parts in ((shared, shared), (combined, site_turns.Pairs(routed, shared, 3))):
+        expanded = ops.hc_expand(streams, added, site.post, site.comb)
+        wanted = expanded, ops.rms_norm(ops.hc_collapse(expanded, site.pre), gain, 1e-6)
+        found = site_turns.turned(streams, parts, site, gain, 1e-6)
+        alone = site_turns.expanded(streams, parts, site)
+        kept = site_rows.collapsed_norm(expanded, site.pre, gain, 1e-6, True)
+        same = (*zip(found, wanted, strict=True), (alone, expanded), (kept[1], wanted[1]))
+        if not all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in same):
+            wrong.append(["turned", num_rows, width])
+        is_seen &= not torch.equal(site_turns.turned(streams, parts, other, gain, 1e-6)[0], expanded)
+    return is_seen
 
 
 class _Sequence:

@@ -160,6 +160,7 @@ def test_a_failure_in_a_branch_leaves_the_main_workspace(device: FakeDevice) -> 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_branches_that_run_late_give_the_bytes_of_ops_in_line(beside: Beside) -> None:
     found = beside.answer("interpreted_branches.py")
-    assert found["different"] == {"site_input": [], "routed_moe": [], "draft_decode": []}
-    assert found["num_waits"] == 4
+    of_sites = "site_input", "next_site", "routed_moe", "moe_expand", "moe_next_site"
+    assert found["different"] == {name: [] for name in (*of_sites, "draft_decode")}
+    assert found["num_waits"] == 8
     assert found["control"], "an operand that is changed too early would be seen"
