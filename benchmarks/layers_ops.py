@@ -134,7 +134,7 @@ def run(report: Report) -> None:
         unlike = sum(not torch.equal(a, b) for a, b in zip(parts(slice(0, ROWS)), wanted, strict=True))
         return {"unlike parts": unlike, "unequal": _unequal(parts)}
 
-    for width in (256, 1024):
+    for width in (256, 512):
         report.attempt(f"ops turn 4x{width}", lambda w=width: turn(w))
 
     def sums() -> dict[str, int]:

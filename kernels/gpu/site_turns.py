@@ -27,8 +27,10 @@ from deepinfer.kernels.gpu.launching import (
 )
 from deepinfer.kernels.operands import SiteInput
 
-MOST = 1024
-"""Channels of a row that one program takes as a whole; wider rows are expanded by several."""
+MOST = 512
+"""Channels of a row that one program takes as a whole; wider rows are expanded by several. Beyond that a
+thread would hold more channels of bfloat16 pairs than of float32 rows, and the norm would be another sum.
+"""
 _WIDTH = 256
 
 
@@ -121,7 +123,7 @@ def turned(
     """``expanded``, and the input float32 [T, D] of the sublayer behind it, whose norm has ``gain`` [D].
 
     Raises:
-        ValueError: D is more than 1,024.
+        ValueError: D is more than 512.
     """
     if not fits(streams.shape[2]):
         raise ValueError(f"turned: rows of {streams.shape[2]} channels; one program takes {MOST}")

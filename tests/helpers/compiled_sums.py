@@ -32,7 +32,7 @@ def main() -> None:
         x, gain = torch.empty(4, width), torch.empty(width)
         row_sums.rms_norm(x, gain, 1e-6, True)
         latents.latent(x, gain, 1e-6, Rotary(table, table, positions), True)
-    for width in (256, 5120):
+    for width in (256, 512, 5120):
         x, gain = torch.empty(4, width), torch.empty(width)
         row_sums.rms_norm(x, gain, 1e-6, True)
         streams, mix = torch.empty(4, 4, width), torch.empty(4, 4)

@@ -78,8 +78,7 @@ def test_sums_that_share_a_launch_keep_their_layout_on_a_chip() -> None:
     found = run("compiled_sums.py")
     norms = found["row_sums._norm_kernel"]
     assert found["latents._latent_kernel"] == norms[:2]
-    narrow, wide = norms[2:]
-    assert found["site_rows._site_row_kernel"] == [narrow, narrow, wide, wide]
-    assert found["site_turns._turn_kernel"] == [narrow, narrow]
+    assert found["site_rows._site_row_kernel"] == [layout for layout in norms[2:] for _ in range(2)]
+    assert found["site_turns._turn_kernel"] == [layout for layout in norms[2:4] for _ in range(2)]
     assert found["row_sums._site_kernel"] == found["row_sums._squares_kernel"]
     assert len(set(norms)) == 4, "layouts follow the width"
