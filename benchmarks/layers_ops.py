@@ -34,6 +34,8 @@ PARTS = (
     *((1, 1 + n) for n in (128, 129, 256, 257)),
 )
 WIDTHS = ((1280, 5120), (512, 5120), (2304, 5120))
+SHORT = ((256, 256), (512, 128), (4096, 256), (4096, 32), (256, 512))
+"""Of the bundled model, and one between."""
 GROUPS, GROUP_OUT, GROUP_IN = 8, 1024, 4096
 """The first product behind attention."""
 
@@ -85,7 +87,10 @@ def run(report: Report) -> None:
 
     for outputs, inputs in WIDTHS:
         report.attempt(f"ops linear {outputs}x{inputs}", lambda o=outputs, i=inputs: product(o, i, True))
+    for outputs, inputs in SHORT:
+        report.attempt(f"ops linear {outputs}x{inputs}", lambda o=outputs, i=inputs: product(o, i, True))
     report.attempt("ops linear 24x20480, three parts", lambda: product(24, 20480, False))
+    report.attempt("ops linear 24x1024, three parts", lambda: product(24, 1024, False))
 
     def groups() -> dict[str, float]:
         weight = _values(GROUPS, GROUP_OUT, GROUP_IN)

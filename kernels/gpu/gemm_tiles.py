@@ -16,6 +16,7 @@ import torch
 
 from deepinfer.kernels.gpu.capability import capability_at
 from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm
+from deepinfer.kernels.gpu.gemm_few import FewTile, gemm_few
 from deepinfer.kernels.gpu.gemm_wide import WideTile, gemm_wide
 from deepinfer.kernels.gpu.launching import ceil_div
 
@@ -28,12 +29,15 @@ _SOME = Tile(64, 64, 128, 4, 4)
 _SQUARE = Tile(128, 128, 64, 4, 4)
 
 
+AnyTile = Tile | WideTile | FewTile
+
+
 @dataclass(frozen=True)
 class Plan:
     """The chunk of K for one weight shape, and a tile for every bucket of rows."""
 
     chunk: int
-    tiles: tuple[Tile | WideTile, ...]
+    tiles: tuple[AnyTile, ...]
 
 
 _MEASURED = {
@@ -133,6 +137,17 @@ def split(outputs: int, inputs: int) -> int:
     return ceil_div(ceil_div(inputs, chunks), 128) * 128
 
 
+def _short(outputs: int, inputs: int) -> tuple[FewTile, FewTile] | None:
+    """For up to 16 and up to 64 rows where a sum is so short that a launch is mostly waiting; else None."""
+    if inputs <= 128:
+        return (FewTile(32, 128, 4),) * 2
+    if inputs <= 256:
+        return FewTile(32 if outputs > 2048 else 64, 256, 4), FewTile(64, 256, 4)
+    if inputs <= 1024 and outputs <= 256:
+        return (FewTile(16, 1024, 4),) * 2
+    return None
+
+
 def plan(outputs: int, inputs: int, buckets: bool = True) -> Plan:
     """The plan of a weight shape; without ``buckets`` one small tile for any number of rows."""
     if not buckets:
@@ -141,8 +156,10 @@ def plan(outputs: int, inputs: int, buckets: bool = True) -> Plan:
     if known is not None:
         return known
     chunk = split(outputs, inputs)
-    few = Tile(64, 16, 128, 4, 4, BY_LAST)
-    some = Tile(64, 64, 128, 4, 4, BY_SECOND)
+    few, some = _short(outputs, inputs) or (
+        Tile(64, 16, 128, 4, 4, BY_LAST),
+        Tile(64, 64, 128, 4, 4, BY_SECOND),
+    )
     more = Tile(64, 128, 64, 5, 4, BY_SECOND)
     many = more, more, Tile(64, 128, 64, 5, 4), Tile(128, 128, 64, 4, 8), Tile(128, 128, 64, 4, 8)
     return Plan(chunk, (few, some, *many))
@@ -171,6 +188,8 @@ def multiply(
     chosen = plan(outputs, inputs, capability_at(x.device).buckets)
     bucket = sum(num_rows > bound for bound in _BUCKETS)
     tile = chosen.tiles[bucket]
+    if isinstance(tile, FewTile):
+        return gemm_few(x, w, out, tile, bf16)
     if isinstance(tile, WideTile):
         return gemm_wide(x, w, out, tile, bf16)
     chunks = ceil_div(inputs, chosen.chunk)
@@ -190,6 +209,8 @@ def multiply_groups(
     outputs, inputs = w.shape[1:]
     chosen = plan(outputs, inputs, capability_at(x.device).buckets)
     tile, chunks = chosen.tiles[sum(len(x) > bound for bound in _BUCKETS)], ceil_div(inputs, chosen.chunk)
+    if isinstance(tile, FewTile):
+        return gemm_few(x, w, out, tile, bf16)
     if len(x) > _GROUPED or isinstance(tile, WideTile) or inputs % chosen.chunk:
         return None
     if chunks > 1 and chunks * out.numel() > workspace.partials.numel():

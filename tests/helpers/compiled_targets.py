@@ -75,7 +75,7 @@ def experts(ops: Any, num_rows: int) -> None:
 
 def products(ops: Any) -> None:
     """Widths with a plan of their own and without, in every bucket of rows."""
-    for outputs, inputs in ((512, 5120), (1280, 5120), (40, 2048)):
+    for outputs, inputs in ((512, 5120), (1280, 5120), (40, 2048), (72, 1024), (64, 256), (40, 96)):
         weight = ops.pack_linear(torch.ones(outputs, inputs))
         for num_rows in (1, 40, 100, 200, 300, 600, 2100):
             ops.linear(torch.empty(num_rows, inputs), weight)

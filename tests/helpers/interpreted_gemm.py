@@ -15,6 +15,7 @@ make_exact()
 from deepinfer.kernels.gpu.fast_linear import linear, pack_parts  # noqa: E402
 from deepinfer.kernels.gpu.fp8_weights import exact_fp8, pack_fp8  # noqa: E402
 from deepinfer.kernels.gpu.gemm import BY_LAST, BY_SECOND, IN_LOOP, Tile, Workspace, gemm  # noqa: E402
+from deepinfer.kernels.gpu.gemm_few import FewTile, gemm_few  # noqa: E402
 
 DEPTH, OUTPUTS, ROWS = 320, 40, 40
 TILES = [
@@ -77,6 +78,28 @@ def group_differences(workspace: Workspace) -> dict[str, int]:
     return differ
 
 
+def few_differences(workspace: Workspace) -> dict[str, int]:
+    """Few rows with weights asked for ahead against tiles of ``gemm``: values whose bytes differ, by groups.
+
+    ``control`` has the rows of one more.
+    """
+    generator, differ = torch.Generator().manual_seed(8), {}
+    for groups, inputs in ((1, 40), (1, 320), (2, 128)):
+        w = torch.randn(groups, OUTPUTS, inputs, generator=generator).to(torch.bfloat16)
+        x = torch.randn(18, groups * inputs, generator=generator)
+        given = w if groups > 1 else w[0]
+        wanted = torch.empty(18, groups * OUTPUTS)
+        gemm(x, given, wanted, 384 if groups == 1 else 128, Tile(64, 64, 128, 2, 4), workspace, True)
+        for name, low, high, first in (("", 0, 18, 0), ("", 3, 4, 3), ("control ", 4, 5, 3)):
+            for tile in (FewTile(16, 1024, 4), FewTile(32, 64, 4)):
+                out = torch.full((high - low, groups * OUTPUTS), float("nan"))
+                gemm_few(x[low:high], given, out, tile, True)
+                unlike = out.view(torch.int32) != wanted[first : first + len(out)].view(torch.int32)
+                key = f"{name}{groups} x {inputs}"
+                differ[key] = differ.get(key, 0) + int(unlike.sum())
+    return differ
+
+
 def main() -> None:
     """Compare with the first tile on all rows."""
     generator = torch.Generator().manual_seed(5)
@@ -104,6 +127,7 @@ def main() -> None:
                 "wrong": wrong,
                 "fp8": fp8_differences(workspace),
                 "groups": group_differences(workspace),
+                "few": few_differences(workspace),
                 "rounded_on_the_way": int((outs[0] != outs[1]).sum()),
                 "counters_left": int(workspace.counters.abs().sum()),
                 "error": float((whole.double() - exact).norm() / exact.norm()),

@@ -52,3 +52,13 @@ def test_gemm_of_groups_in_one_launch_has_the_bytes_of_a_launch_each(beside: Bes
     controls = [count for name, count in differ.items() if "control" in name]
     assert len(controls) == 2
     assert all(controls), "weights of another group would not be seen"
+
+
+def test_few_rows_with_weights_asked_for_ahead_are_those_of_tiles(beside: Beside) -> None:
+    differ: dict[str, int] = beside.answer("interpreted_gemm.py")["few"]
+    assert {name: bad for name, bad in differ.items() if not name.startswith("control")} == {
+        "1 x 40": 0,
+        "1 x 320": 0,
+        "2 x 128": 0,
+    }
+    assert all(bad for name, bad in differ.items() if name.startswith("control"))
