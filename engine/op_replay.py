@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from deepinfer.engine.model.transformer import Transformer
+from deepinfer.kernels import chains
 from deepinfer.kernels.interface import Ops
 
 _SHARED = {
@@ -81,6 +82,7 @@ class _CapturingOps:
     """A kernel set that keeps the first call of every op and shape."""
 
     can_be_recorded = False  # every call is looked at
+    attention = chains.attention  # it asks the engine what it sees; the ops of it are kept
 
     def __init__(self, ops: Ops, calls: dict[tuple[Any, ...], OpCall]) -> None:
         self._ops, self._calls = ops, calls

@@ -34,6 +34,7 @@ class TracedOps:
 
     can_be_recorded = False  # every call is looked at
     reads_records = False  # what a row sees is decoded rows
+    attention = chains.attention  # the ops of it are looked at, and those of whoever says what it sees
 
     def __init__(self, ops: Ops, tracer: Tracer, *, open_chains: bool) -> None:
         """Calls go to ``ops``; ``open_chains`` runs a chain op by op, to see inside it."""

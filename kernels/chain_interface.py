@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from deepinfer.kernels.attention_operands import AttentionLayer, Seen
 from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, DraftRows, WindowLayer
 from deepinfer.kernels.operands import (
     BoundRecords,
@@ -71,6 +72,19 @@ class ChainOps(Protocol):
         self, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedWeight, wo_b: PackedWeight
     ) -> torch.Tensor:
         """[T, H, C] -> [T, D]: inverse rotation, two linear layers."""
+
+    def attention(
+        self,
+        x: torch.Tensor,
+        layer: AttentionLayer,
+        rotary: Rotary,
+        seen: Callable[[torch.Tensor], Seen],
+    ) -> torch.Tensor:
+        """[T, D] -> [T, D]: queries, attention to what ``seen`` gives for their latent [T, Q], output.
+
+        A set that overrides it may rotate queries and results where it attends. ``seen`` may run ops; whoever
+        looks at every op takes the chain of ``chains`` for its own.
+        """
 
     def routed_moe(
         self, x: torch.Tensor, weights: MoeWeights

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from deepinfer.kernels.attention_operands import AttentionLayer, Seen, SeenRecords
 from deepinfer.kernels.draft_chains import (
     draft_block,
     draft_contexts,
@@ -102,6 +103,33 @@ def attention_output(
     return ops.linear(ops.linear(turned.flatten(1), wo_a), wo_b)
 
 
+def attention(
+    ops: Ops,
+    x: torch.Tensor,
+    layer: AttentionLayer,
+    rotary: Rotary,
+    seen: Callable[[torch.Tensor], Seen],
+) -> torch.Tensor:
+    """[T, D] -> [T, D], an attention sublayer (section 3); ``seen`` is asked once, behind the queries.
+
+    Args:
+        x: its input.
+        layer: its weights.
+        rotary: turns queries, and what they find the other way.
+        seen: what the queries attend to, given their latent [T, Q].
+    """
+    latent, q = ops.low_rank_query(x, layer.query, layer.num_heads, rotary)
+    rows = seen(latent)
+    if isinstance(rows, SeenRecords):
+        given = (rows.window, rows.window_slots, rows.pages, rows.entries)
+        mixed = ops.attend_records(q, *given, layer.sink)
+    else:
+        mixed = ops.sparse_attention(
+            q, rows.window, rows.window_slots, rows.main, rows.main_slots, layer.sink
+        )
+    return ops.attention_output(mixed, rotary, layer.wo_a, layer.wo_b)
+
+
 def routed_moe(
     ops: Ops, x: torch.Tensor, weights: MoeWeights
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,6 +157,7 @@ class Chains(SiteChains):
     rotated_latent = rotated_latent
     window_latent = window_latent
     attention_output = attention_output
+    attention = attention
     routed_moe = routed_moe
     markov_decode = markov_decode
     draft_rows = draft_rows

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from deepinfer.kernels.attention_operands import SeenRows
 from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, DraftRows, WindowLayer
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import BoundRecords, PackedWeight, Rotary, SiteInput
@@ -110,9 +111,11 @@ def _window_attention(
     """
     given = (weights.latent, weights.latent_gain, weights.eps, rotary)
     latents = ops.beside(partial(ops.window_latent, site.x, *given), len(streams))
-    _, q = ops.low_rank_query(site.x, weights.query, weights.num_heads, rotary)
-    mixed = ops.sparse_attention(q, context(), places, latents(), own, weights.sink)
-    added = ops.attention_output(mixed, rotary, weights.wo_a, weights.wo_b)
+
+    def seen(_: torch.Tensor) -> SeenRows:
+        return SeenRows(context(), places, latents(), own)
+
+    added = ops.attention(site.x, weights, rotary, seen)
     return ops.next_site(streams, added, site, weights.ffn_site)
 
 

@@ -1,4 +1,4 @@
-"""Attention sublayer: query path, window latent, output path (model.md sections 3.1, 3.2, 3.6, 3.7)."""
+"""Weights of attention sublayers, and their window latents (model.md sections 3.1, 3.2, 3.6, 3.7)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepinfer.kernels.operands import LowRank, PackedWeight, Rotary
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """What every layer owns, whatever its role."""
+    """What every layer owns, whatever its role; ``Ops.attention`` takes it."""
 
     layer: int
     query: LowRank
@@ -52,16 +52,8 @@ class AttentionWeights:
             eps=config.rms_norm_eps,
         )
 
-    def queries(self, ops: Ops, x: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, D] -> latent [T, Q], also the input of the index queries, and rotated queries [T, H, C]."""
-        return ops.low_rank_query(x, self.query, self.num_heads, rotary)
-
     def window_latent(self, ops: Ops, x: torch.Tensor, rotary: Rotary, probe: Probe) -> torch.Tensor:
         """[T, D] -> [T, C], key and value of each token as its cache record gives it back."""
         latent = ops.window_latent(x, self.wkv, self.kv_norm, self.eps, rotary)
         probe("window_kv", self.layer, latent)
         return latent
-
-    def output(self, ops: Ops, mixed: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        """Attention result [T, H, C] -> [T, D]."""
-        return ops.attention_output(mixed, rotary, self.wo_a, self.wo_b)

@@ -18,6 +18,7 @@ from deepinfer.engine.model.indexer import Indexer, Selection
 from deepinfer.engine.model.moe import MoeLayer
 from deepinfer.engine.model.rope import RopeTable
 from deepinfer.engine.tracing import Probe
+from deepinfer.kernels.attention_operands import SeenRecords, SeenRows
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import BoundRecords, Rotary
 
@@ -97,17 +98,21 @@ class Block:
     ) -> Streams:
         """Attention and MoE of ``rows``; ``written`` waits for what ``compress`` does."""
         rotary = rope.at(rows.positions)
-        attend_to = self._attend_rows if view.records is None else self._attend_records
-
         site = self.attn_site.enter(ops, streams, self.layer, probe)
-        probe("attn_in", self.layer, site.x)
-        mixed = attend_to(ops, site.x, rows, view, rotary, selection, written, probe)
-        out = self.attention.output(ops, mixed, rotary)
+        given = site.x
+        probe("attn_in", self.layer, given)
+
+        def choose(latent: torch.Tensor) -> None:
+            self._choose(ops, given, latent, rows, view, rotary, selection, written, probe)
+
+        see = self._seen_rows if view.records is None else self._seen_records
+        seen = see(ops, given, rows, view, rotary, selection, choose, probe)
+        out = ops.attention(given, self.attention, rotary, seen)
         probe("attn_out", self.layer, out)
         x, site = self.ffn_site.follow(ops, streams.x, out, site, self.layer, probe)
         return Streams(self.moe.expand(ops, x, site, self.layer, probe), site.pre)
 
-    def _attend_rows(
+    def _seen_rows(
         self,
         ops: Ops,
         x: torch.Tensor,
@@ -115,25 +120,29 @@ class Block:
         view: StepView,
         rotary: Rotary,
         selection: Selection,
-        written: Callable[[], None],
+        choose: Callable[[torch.Tensor], None],
         probe: Probe,
-    ) -> torch.Tensor:
-        """Attention of [T, D] over decoded rows: [T, H, C]."""
+    ) -> Callable[[torch.Tensor], SeenRows]:
+        """Begins the window latents of [T, D]; what comes back gives the decoded rows that queries see."""
 
         def window_of() -> torch.Tensor:
             latents = self.attention.window_latent(ops, x, rotary, probe)
             return view.window(self.layer, latents, rows)
 
         beside = ops.beside(window_of, len(x))
-        q = self._queries(ops, x, rows, view, rotary, selection, written, probe)
-        window = beside()
-        main, main_slots = window, rows.window[:, :0]
-        if self.kv_source is not None:
-            assert selection.entries is not None
-            main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)
-        return ops.sparse_attention(q, window, rows.window, main, main_slots, self.attention.sink)
 
-    def _attend_records(
+        def seen(latent: torch.Tensor) -> SeenRows:
+            choose(latent)
+            window = beside()
+            main, main_slots = window, rows.window[:, :0]
+            if self.kv_source is not None:
+                assert selection.entries is not None
+                main, main_slots = view.main_rows(self.kv_source, self.ratio, selection.entries, rows)
+            return SeenRows(window, rows.window, main, main_slots)
+
+        return seen
+
+    def _seen_records(
         self,
         ops: Ops,
         x: torch.Tensor,
@@ -141,10 +150,10 @@ class Block:
         view: StepView,
         rotary: Rotary,
         selection: Selection,
-        written: Callable[[], None],
+        choose: Callable[[torch.Tensor], None],
         probe: Probe,
-    ) -> torch.Tensor:
-        """The same over packed records."""
+    ) -> Callable[[torch.Tensor], SeenRecords]:
+        """The same of packed records."""
         records = view.records
         assert records is not None
         slots = records.slots(rows)  # worked out here, if it is not yet, for both branches read it
@@ -154,32 +163,35 @@ class Block:
             return view.window_records(self.layer, latents, rows)
 
         beside = ops.beside(window_of, len(x))
-        q = self._queries(ops, x, rows, view, rotary, selection, written, probe)
-        window = beside()
-        if self.kv_source is None:
-            pages, entries = records.nothing(window, rows)
-        else:
-            assert selection.entries is not None
-            pages, entries = records.entries(self.kv_source, rows), selection.entries
-        return ops.attend_records(q, window, slots, pages, entries, self.attention.sink)
 
-    def _queries(
+        def seen(latent: torch.Tensor) -> SeenRecords:
+            choose(latent)
+            window = beside()
+            if self.kv_source is None:
+                pages, entries = records.nothing(window, rows)
+            else:
+                assert selection.entries is not None
+                pages, entries = records.entries(self.kv_source, rows), selection.entries
+            return SeenRecords(window, slots, pages, entries)
+
+        return seen
+
+    def _choose(
         self,
         ops: Ops,
         x: torch.Tensor,
+        latent: torch.Tensor,
         rows: Rows,
         view: StepView,
         rotary: Rotary,
         selection: Selection,
         written: Callable[[], None],
         probe: Probe,
-    ) -> torch.Tensor:
-        """Rotated queries [T, H, C]; ``selection`` says then what they attend to."""
-        latent, q = self.attention.queries(ops, x, rotary)
+    ) -> None:
+        """``selection`` says then what the queries of ``latent`` [T, Q] attend to, which is ``written``."""
         asked = None
         if self.indexer is not None:
             asked = self.indexer.queries(ops, x, latent, rotary, probe)
         written()
         if self.indexer is not None and asked is not None:
             self.indexer.choose(ops, *asked, rows, view, selection, probe)
-        return q

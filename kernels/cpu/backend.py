@@ -6,6 +6,7 @@ import torch
 
 from deepinfer.kernels import row_copies
 from deepinfer.kernels.chains import SiteChains, beside, window_latent
+from deepinfer.kernels.chains import attention as attention_chain
 from deepinfer.kernels.cpu import (
     attention,
     budget,
@@ -279,6 +280,7 @@ class CpuOps(DraftBlocks, SiteChains, RecordChains, Turns):
 
     beside = beside
     window_latent = window_latent
+    attention = attention_chain
 
     def attention_output(
         self, mixed: torch.Tensor, rotary: Rotary, wo_a: PackedLinear, wo_b: PackedLinear

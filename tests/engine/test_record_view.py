@@ -29,6 +29,7 @@ from deepinfer.engine.cache.record_view import RecordView
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.op_replay import OpCall, capture
 from deepinfer.engine.step_graphs import StepGraphs
+from deepinfer.kernels import chains
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import PagedRecords
 
@@ -37,6 +38,7 @@ class ReadingOps:
     """A kernel set whose engine hands records over; counts how often it did."""
 
     reads_records = True
+    attention = chains.attention
 
     def __init__(self, ops: Ops) -> None:
         self._ops, self.num_reads = ops, 0
