@@ -6,13 +6,16 @@ A call on many rows against calls on some of them, across every edge of a bucket
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import fast_references as reference
 import torch
+from attention_cases import Cases, rows_of, separate
 from layers_common import DEVICE, Report
 
-from deepinfer.kernels.gpu import site_turns
+from deepinfer.kernels.gpu import site_turns, turned_attention
 from deepinfer.kernels.gpu.expert_gemm import combine
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps
 from deepinfer.kernels.gpu.fast_linear import FastLinear, linear
@@ -70,6 +73,27 @@ def _unequal(call: Callable[[slice], tuple[torch.Tensor, ...]], parts: Any = PAR
 
 def _values(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE).to(torch.bfloat16).float()
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> int:
+    return int((one.contiguous().view(torch.int32) != other.contiguous().view(torch.int32)).sum())
+
+
+def _turned(ops: FastGpuOps, packed: bool, num_heads: int, width: int, num_pairs: int) -> dict[str, int]:
+    """Attention with its rotations against three launches, 1 to 64 rows; the control has other angles."""
+    cases, unequal = Cases(ops, 3), 0
+    seen = cases.seen(packed, 64, width, 128, 500)
+    q, sink, rotary = cases.normal(64, num_heads, width), cases.normal(num_heads), cases.rotary(64, num_pairs)
+
+    def attend(rows: slice, shift: int) -> torch.Tensor:
+        turn = replace(rotary, positions=rotary.positions[rows] + shift)
+        return turned_attention.attend(q[rows].clone(), rows_of(seen, rows), sink, turn, ops._workspace)
+
+    wanted = separate(ops, q, seen, sink, rotary)
+    for count in range(1, 65):
+        rows = slice(64 - count, 64)
+        unequal += _differ(attend(rows, 0), wanted[rows])
+    return {"unequal": unequal, "control": _differ(attend(slice(0, 64), 1), wanted)}
 
 
 def run(report: Report) -> None:
@@ -169,6 +193,10 @@ def run(report: Report) -> None:
         return {"error": reference.relative(few, wanted), "unequal": unequal}
 
     report.attempt("ops sparse_attention", attention)
+    for size in ((4, 128, 16), (20, 96, 4), (64, 256, 32), (64, 512, 32)):
+        for packed in (False, True):
+            name = f"ops attention with rotations {size} {'records' if packed else 'rows'}"
+            report.attempt(name, partial(_turned, ops, packed, *size))
 
     def index() -> dict[str, int]:
         q, w, keys = _values(ROWS, 32, 128), _values(ROWS, 32), _values(20000, 128)

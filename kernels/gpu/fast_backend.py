@@ -8,8 +8,11 @@ strict; they are the chip's own and differ from the CPU's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from deepinfer.kernels.attention_operands import AttentionLayer, Seen
 from deepinfer.kernels.gpu import (
     fast_experts,
     fast_linear,
@@ -20,6 +23,7 @@ from deepinfer.kernels.gpu import (
     rope,
     row_sums,
     sampling,
+    turned_attention,
     two_level,
 )
 from deepinfer.kernels.gpu.fast_experts import AnyExperts
@@ -91,6 +95,20 @@ class FastGpuOps(FastSublayers):
         """See ``Ops``."""
         turned = rope.rotated(mixed, rotary.cos, rotary.sin, rotary.positions, True, True)
         return self.linear(self.linear(turned.flatten(1), wo_a), wo_b)
+
+    def attention(
+        self,
+        x: torch.Tensor,
+        layer: AttentionLayer,
+        rotary: Rotary,
+        seen: Callable[[torch.Tensor], Seen],
+    ) -> torch.Tensor:
+        """See ``Ops``; rotations are within the launch that attends, where it can do them."""
+        query = layer.query
+        latent = self.rms_norm(self.linear(x, query.down), query.gain, query.eps)
+        q = self.linear(latent, query.up).view(len(x), layer.num_heads, -1)
+        mixed = turned_attention.attend(q, seen(latent), layer.sink, rotary, self._workspace)
+        return self.linear(self.linear(mixed.flatten(1), layer.wo_a), layer.wo_b)
 
     def hc_mix(  # type: ignore[override]
         self,

@@ -23,8 +23,9 @@ from deepinfer.kernels.gpu.launching import (
     power_of_two,
 )
 from deepinfer.kernels.gpu.records import BoundRecords
-from deepinfer.kernels.gpu.row_sources import RowSource, floats, packed, rows_of
-from deepinfer.kernels.operands import PagedRecords
+from deepinfer.kernels.gpu.rope import angles_of, turned_channels
+from deepinfer.kernels.gpu.row_sources import RowSource, floats, from_nowhere, packed, rows_of
+from deepinfer.kernels.operands import PagedRecords, Rotary
 
 _SLOTS = 32
 _STAGES, _RECORD_STAGES = 3, 1
@@ -85,12 +86,16 @@ def _attend_kernel(
     far_slots: Ptr,
     table: Ptr,
     sink: Ptr,
+    cos: Ptr,
+    sin: Ptr,
+    positions: Ptr,
     out: Ptr,
     scale: float,
     num_near: int,
     num_far: int,
     num_heads: int,
     width_of_table: int,
+    num_pairs: int,
     NEAR: tl.constexpr,
     NEAR_LAYOUT: tl.constexpr,
     FAR: tl.constexpr,
@@ -100,15 +105,22 @@ def _attend_kernel(
     CP: tl.constexpr,
     BH: tl.constexpr,
     BJ: tl.constexpr,
+    TURNED: tl.constexpr,
     EARLY: tl.constexpr = False,
 ) -> None:
+    """TURNED: queries are rotated as they come in, and what they find back as it goes out."""
     if EARLY:
         after_launches_before()
     row, h = tl.program_id(1).to(tl.int64), tl.program_id(0) * BH + tl.arange(0, BH)
     c = tl.arange(0, CP)
     places = (row * num_heads + h)[None, :] * C + c[:, None]
     inside = (h < num_heads)[None, :] & (c < C)[:, None]
-    queries = tl.load(q + places, inside, other=0.0).to(tl.bfloat16)
+    queries = tl.load(q + places, inside, other=0.0)
+    if TURNED:
+        cosine, sine, turns = angles_of(cos, sin, tl.load(positions + row), num_pairs, C, CP)
+        # the flags would widen the steps of the product below, and so change its order
+        queries = from_nowhere(turned_channels(queries, cosine, sine, turns).to(tl.bfloat16))
+    queries = queries.to(tl.bfloat16)
     acc, total = tl.zeros((CP, BH), tl.float32), tl.zeros((BJ, BH), tl.float32)
     largest = tl.full((BH,), _LOWEST, tl.float32)
     groups = table + row * width_of_table
@@ -125,7 +137,10 @@ def _attend_kernel(
     raw = tl.load(sink + h, h < num_heads, other=0.0) * _LOG2_E
     den = tl.sum(total, axis=0) + tl.exp2(raw - largest)
     share = tl.where(largest > _LOWEST, 1.0 / den, 0.0)[None, :]
-    tl.store(out + places, rounded(acc * share, True), inside)
+    found = rounded(acc * share, True)
+    if TURNED:
+        found = turned_channels(found, cosine, -sine, turns)
+    tl.store(out + places, found, inside)
 
 
 def sparse_attention(
@@ -135,9 +150,13 @@ def sparse_attention(
     main: torch.Tensor,
     main_slots: torch.Tensor,
     sink: torch.Tensor,
+    rotary: Rotary | None = None,
 ) -> torch.Tensor:
-    """See ``Ops.sparse_attention``: float32 [T, H, C] of bfloat16 values in and out, pools float32 [P, C]."""
-    return _attend(q, floats(window), window_slots, floats(main), main_slots, None, sink, _STAGES)
+    """See ``Ops.sparse_attention``: float32 [T, H, C] of bfloat16 values in and out, pools float32 [P, C].
+
+    ``rotary`` rotates ``q`` before, and the result back, to the bits of ``rotate_``.
+    """
+    return _attend(q, floats(window), window_slots, floats(main), main_slots, None, sink, _STAGES, rotary)
 
 
 def attend_records(
@@ -148,9 +167,11 @@ def attend_records(
     entries: torch.Tensor,
     sink: torch.Tensor,
     stages: int = _RECORD_STAGES,
+    rotary: Rotary | None = None,
 ) -> torch.Tensor:
     """See ``Ops.attend_records``; the bits of ``sparse_attention`` over what the records decode to."""
-    return _attend(q, packed(window), window_slots, packed(pages.records), entries, pages.table, sink, stages)
+    near, far = packed(window), packed(pages.records)
+    return _attend(q, near, window_slots, far, entries, pages.table, sink, stages, rotary)
 
 
 def _attend(
@@ -162,18 +183,21 @@ def _attend(
     table: torch.Tensor | None,
     sink: torch.Tensor,
     stages: int,
+    rotary: Rotary | None,
 ) -> torch.Tensor:
     queries, slots, chosen = q.contiguous(), near_slots.contiguous(), far_slots.contiguous()
     out = torch.empty_like(queries)
     num_rows, num_heads, width = queries.shape
+    assert rotary is None or width % 2 == 0, "channels rotate in pairs"
     heads = 16 if num_heads <= 16 else 32
+    turn = (sink, sink, sink) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
     launch(
         _attend_kernel,
         (ceil_div(num_heads, heads), num_rows),
         *(queries, near.data, near.scales, slots, far.data, far.scales, chosen),
-        *(chosen if table is None else table, sink, out),
+        *(chosen if table is None else table, sink, *turn, out),
         *(width**-0.5 * 1.4426950408889634, slots.shape[1], chosen.shape[1], num_heads),
-        0 if table is None else table.shape[1],
+        *(0 if table is None else table.shape[1], 0 if rotary is None else rotary.cos.shape[1]),
         num_warps=4 if width <= 128 else 8,
         num_stages=stages,
         NEAR=near.kind,
@@ -185,5 +209,6 @@ def _attend(
         CP=max(16, power_of_two(width)),
         BH=heads,
         BJ=_SLOTS,
+        TURNED=rotary is not None,
     )
     return out

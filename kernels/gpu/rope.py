@@ -6,9 +6,55 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import rounded
-from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+    power_of_two,
+)
 
 _HEADS = 8
+
+
+@device
+def turned_pair(x0: Block, x1: Block, c: Block, s: Block, BF16: tl.constexpr) -> tuple[Block, Block]:
+    """Pairs turned by the angles whose cosines and sines are ``c`` and ``s``, all of one shape."""
+    return rounded(tl.fma(x0, c, -(x1 * s)), BF16), rounded(tl.fma(x0, s, x1 * c), BF16)
+
+
+@device
+def angles_of(
+    cos: Ptr,
+    sin: Ptr,
+    position: Block,
+    num_pairs: int,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+) -> tuple[Block, Block, Block]:
+    """Of each pair of C channels its cosine, its sine and whether it turns, [CP // 2, 1] each.
+
+    The last ``num_pairs`` turn, C is even.
+    """
+    pair = tl.arange(0, CP // 2) - (C // 2 - num_pairs)
+    turns = (pair >= 0) & (pair < num_pairs)
+    at = position * num_pairs + pair
+    c, s = tl.load(cos + at, turns, other=0.0), tl.load(sin + at, turns, other=0.0)
+    return c[:, None], s[:, None], turns[:, None]
+
+
+@device
+def turned_channels(x: Block, c: Block, s: Block, turns: Block) -> Block:
+    """Columns of ``x`` [CP, H], bfloat16 values of a row's heads, by the angles of ``angles_of``."""
+    CP: tl.constexpr = x.shape[0]
+    H: tl.constexpr = x.shape[1]
+    x0, x1 = tl.split(x.reshape(CP // 2, 2, H).permute(0, 2, 1))
+    y0, y1 = turned_pair(x0, x1, tl.broadcast_to(c, x0.shape), tl.broadcast_to(s, x0.shape), True)
+    both = tl.join(tl.where(turns, y0, x0), tl.where(turns, y1, x1))
+    return both.permute(0, 2, 1).reshape(CP, H)
 
 
 @kernel
@@ -44,8 +90,9 @@ def _rotate_kernel(
     inside = (heads < num_heads)[:, None] & (pairs < num_pairs)[None, :]
     x0, x1 = tl.load(x + place, inside, other=0.0), tl.load(x + place + 1, inside, other=0.0)
     c, s = tl.broadcast_to(c, (HEADS, PAIRS)), tl.broadcast_to(s, (HEADS, PAIRS))
-    tl.store(out + place, rounded(tl.fma(x0, c, -(x1 * s)), BF16), inside)
-    tl.store(out + place + 1, rounded(tl.fma(x0, s, x1 * c), BF16), inside)
+    y0, y1 = turned_pair(x0, x1, c, s, BF16)
+    tl.store(out + place, y0, inside)
+    tl.store(out + place + 1, y1, inside)
     if COPIED > 0:
         d = tl.arange(0, COPIED)[None, :]
         inside = (heads < num_heads)[:, None] & (d < width - 2 * num_pairs)

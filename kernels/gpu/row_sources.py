@@ -75,8 +75,8 @@ def _value_e2m1(codes: Block) -> Block:
 
 
 @device
-def _from_nowhere(values: Block) -> Block:
-    """``values``, in a way that hides from the compiler how narrow their codes were.
+def from_nowhere(values: Block) -> Block:
+    """``values``, in a way that hides from the compiler how narrow codes or flags were that they come from.
 
     It would deal channels to the lanes of the matrix unit by the bytes of a load, and so add them in another
     order; and it would decode twice, once for each product.
@@ -121,4 +121,4 @@ def rows_of(
             both = tl.join(_value_e2m1(pairs << 28), _value_e2m1(pairs << 24))
             value = both.reshape(both.shape[0], CP) * spread(scale, GROUP)
     half = value.to(tl.bfloat16)
-    return half if KIND == _FLOATS else _from_nowhere(half)
+    return half if KIND == _FLOATS else from_nowhere(half)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import turn_cases
+from attention_cases import Cases
 from compile_only import compile_only
 from strict_cases import Draws, all_cases
 
@@ -27,7 +28,7 @@ EARLY: set[str] = set()
 
 
 def main() -> None:
-    """The small cases of profile fast, and turns."""
+    """The small cases of profile fast, attention that rotates, and turns."""
     compile_only(seen)
     from triton.runtime.jit import JITFunction
 
@@ -47,6 +48,8 @@ def main() -> None:
     for case in all_cases():
         if case.small and not case.name.startswith("written out"):
             case.run(ops, Draws(case.name))
+    for packed in (False, True):
+        Cases(ops, 0).attend(packed, 2, 4, 32)
     turn_cases.play_all(ops, select_ops("reference", bf16=False))
     print(json.dumps(FOUND))
 

@@ -47,16 +47,18 @@ def records(kind: str, width: int, codes: int, scales: int, per: int) -> Any:
 
 
 def attention(width: int) -> None:
-    """Both kinds of rows, windows and entries."""
+    """Both kinds of rows, windows and entries; queries as they are, then rotated within."""
     from deepinfer.kernels.gpu import pool_attention
-    from deepinfer.kernels.operands import PagedRecords
+    from deepinfer.kernels.operands import PagedRecords, Rotary
 
     q, pool = torch.empty(ROWS, HEADS, width), torch.empty(99, width)
     slots, sink = torch.zeros(ROWS, 64, dtype=torch.int32), torch.empty(HEADS)
     window = records("mxfp8", width, width, width // 32, 1)
     pages = PagedRecords(records("fp4", width, width // 2, width // 16, 64), slots, 64)
-    pool_attention.sparse_attention(q, pool, slots, pool, slots, sink)
-    pool_attention.attend_records(q, window, slots, pages, slots, sink)
+    table = torch.empty(64, width // 8)
+    for rotary in (None, Rotary(table, table, torch.zeros(ROWS).long())):
+        pool_attention.sparse_attention(q, pool, slots, pool, slots, sink, rotary)
+        pool_attention.attend_records(q, window, slots, pages, slots, sink, rotary=rotary)
 
 
 def index(width: int) -> None:
@@ -75,10 +77,10 @@ def index(width: int) -> None:
 def main() -> None:
     """The widths of the bundled checkpoint."""
     compile_only(layouts=lambda name, text: FOUND.setdefault(name, []).append("\n".join(layouts(text))))
-    from deepinfer.kernels.gpu import row_sources
+    from deepinfer.kernels.gpu import pool_attention, row_sources
 
     if sys.argv[1:] == ["control"]:
-        row_sources._from_nowhere = _seen_through
+        row_sources.from_nowhere = pool_attention.from_nowhere = _seen_through
     attention(128)
     index(64)
     print(json.dumps({name: found for name, found in FOUND.items() if name.startswith("pool")}))

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import turn_cases
+from attention_cases import Cases
 from compile_only import compile_only
 from strict_cases import Draws, all_cases
 
@@ -51,6 +52,12 @@ def attention(width: int) -> None:
     q, sink = torch.empty(ROWS, HEADS, width), torch.empty(HEADS)
     workspace = Workspace.on(PLACE, 1 << 22, 1 << 12)
     record_ops.attend(q, window, zeros(ROWS, 128), pages, zeros(ROWS, 512), sink, workspace)
+
+
+def sublayers(ops: Any) -> None:
+    """Attention from input to output: rotations within its launch, or beside those of the released width."""
+    for packed, width in ((False, 96), (True, 96), (False, 512), (True, 512)):
+        Cases(ops, 0).attend(packed, ROWS, HEADS, width)
 
 
 def index(length: int) -> None:
@@ -164,6 +171,7 @@ def main() -> None:
             case.run(fast, Draws(case.name))
     for width in (128, 512):
         attention(width)
+    sublayers(fast)
     for length in (4096, 1 << 18):
         index(length)
     for num_rows in (4, 200):

@@ -66,6 +66,12 @@ def test_tiles_of_experts_are_planned_in_one_launch_as_by_sorting() -> None:
     assert found["control"], "another choice would not be seen"
 
 
+def test_attention_rotates_within_its_launch_to_the_bits_of_three() -> None:
+    found = run("interpreted_turned.py")
+    assert found["wrong"] == []
+    assert found["unseen"] == [], "another position, another partner or no way back would not be seen"
+
+
 def test_latents_in_one_launch_are_those_of_three() -> None:
     found = run("interpreted_latents.py")
     assert found["wrong"] == []

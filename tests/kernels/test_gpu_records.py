@@ -60,19 +60,23 @@ def layouts(*arguments: str) -> dict[str, list[str]]:
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str]] = json.loads(done.stdout)
     assert len(found) == 2
-    assert all(len(kinds) == 2 and "nvidia_mma" in kinds[0] for kinds in found.values())
+    assert sorted(map(len, found.values())) == [2, 4], "attention also as it rotates"
+    assert all("nvidia_mma" in kinds[0] for kinds in found.values())
     return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="triton's compiler")
 def test_the_matrix_unit_adds_records_in_the_order_of_decoded_rows() -> None:
-    """The compiler deals channels to lanes by the width of a load, unless it does not see the load."""
-    for name, (floats, records) in layouts().items():
-        assert floats == records, name
+    """The compiler deals channels to lanes by the width of a load, unless it does not see the load.
+
+    That a query is rotated within the launch must not show either.
+    """
+    for name, kinds in layouts().items():
+        assert set(kinds) == {kinds[0]}, name
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="triton's compiler")
 def test_another_order_is_seen() -> None:
-    floats, records = layouts("control")["pool_attention._attend_kernel"]
-    assert floats != records
+    floats, records, turned, _ = layouts("control")["pool_attention._attend_kernel"]
+    assert floats not in (records, turned)
