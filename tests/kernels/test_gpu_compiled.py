@@ -24,7 +24,7 @@ SHARED = {80: 163, 90: 227, 100: 227}
 """KiB of shared memory that a program may have, by chip."""
 MATRIX = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 NATIVE = "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X"
-MEASURED_ONLY = {"gemm._reduce_kernel", "gemm_wide._wide_kernel"}
+MEASURED_ONLY = {"gemm_few._few_kernel", "gemm._reduce_kernel", "gemm_wide._wide_kernel"}
 """Kernels of plans that only a chip with buckets of rows has."""
 DECODING = {"expert_gemm._inner_kernel", "expert_gemm._outer_kernel"}
 SPLITTING = {f"native_weights.{name}" for name in ("_inner_kernel", "_split_kernel")}
