@@ -6,17 +6,19 @@ A turn is one copy of its table, one launch, and one copy of its outcome; none o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from deepinfer.engine.capturing import captured
 from deepinfer.engine.step_plan import Int64
-from deepinfer.engine.transfer import fetching
 from deepinfer.engine.turns.covering import Covering
 from deepinfer.engine.turns.device_turn import DeviceTurn
 from deepinfer.engine.turns.outcome import Outcome
+from deepinfer.engine.turns.slips import Slip
 from deepinfer.engine.turns.table import TurnShape
 
 Result = tuple[torch.Tensor, torch.Tensor]
@@ -28,9 +30,16 @@ Capture = Callable[[Work], Work]
 
 @dataclass
 class _Recording:
-    """The table that the turns of a shape are copied to, and how to run them; None before the second one."""
+    """Turns of a shape.
+
+    Attributes:
+        table: what they are copied to.
+        slips: those that no turn under way has.
+        play: how to run them; None before the second one.
+    """
 
     table: torch.Tensor
+    slips: list[Slip] = field(default_factory=list)
     play: Work | None = None
 
 
@@ -40,7 +49,7 @@ class Played:
 
     Attributes:
         logits: float32 [T, V]; the next turn of the shape writes over them, so copy what is kept.
-        wait: gives the outcome.
+        wait: gives the outcome, once.
         is_typical: false if it was compiled or recorded on the way.
     """
 
@@ -76,8 +85,8 @@ class TurnRecordings:
     def __init__(self, turn: DeviceTurn, capture: Capture | None = None) -> None:
         """Nothing is recorded yet."""
         self._turn = turn
-        self._is_cuda = turn.model.ops.device.type == "cuda"
-        self._capture = capture or (CudaCapture() if self._is_cuda else run_again)
+        is_cuda = turn.model.ops.device.type == "cuda"
+        self._capture = capture or (CudaCapture() if is_cuda else run_again)
         self._recordings: dict[TurnShape, _Recording] = {}
         self._covering = Covering()
         self.num_unplayed = 0
@@ -104,35 +113,34 @@ class TurnRecordings:
         recording = self._recordings.get(shape)
         is_typical = recording is not None and recording.play is not None
         self.num_unplayed += not is_typical
-        source = torch.from_numpy(table)
         if recording is None:
             place = torch.empty(table.shape, dtype=torch.int64, device=self._turn.model.ops.device)
             recording = self._recordings[shape] = _Recording(place)
-            self._load(recording, source)
+            slip = self._sent(recording, table)
             packed, logits = self._turn.run(place, shape)
         else:
-            self._load(recording, source)
+            slip = self._sent(recording, table)
             if recording.play is None:
                 place = recording.table
                 recording.play = self._capture(lambda: self._turn.run(place, shape))
             packed, logits = recording.play()
-        fetch = fetching(packed if self._is_cuda else packed.clone())  # the next turn writes over it
+        slip.fetch(packed)
+        return Played(logits, partial(self._landed, shape, recording, slip), is_typical)
 
-        def wait() -> Outcome:
-            (here,) = fetch()
-            return _outcome(here, shape)
+    def _sent(self, recording: _Recording, table: Int64) -> Slip:
+        """A slip for a turn, whose table is on its way."""
+        slip = recording.slips.pop() if recording.slips else Slip(recording.table)
+        slip.send(table, recording.table)
+        return slip
 
-        return Played(logits, wait, is_typical)
-
-    def _load(self, recording: _Recording, source: torch.Tensor) -> None:
-        """Copy a table out of a pinned buffer of its own: the turn before may not have read its one yet."""
-        if self._is_cuda:
-            source = source.pin_memory()
-        recording.table.copy_(source, non_blocking=True)
+    def _landed(self, shape: TurnShape, recording: _Recording, slip: Slip) -> Outcome:
+        found = slip.read()
+        recording.slips.append(slip)
+        return _outcome(found, shape)
 
 
-def _outcome(packed: torch.Tensor, shape: TurnShape) -> Outcome:
+def _outcome(packed: npt.NDArray[np.uint8], shape: TurnShape) -> Outcome:
     """How many drafts there are follows from the size."""
-    num_bytes = packed.numel() - 16 * shape.num_rows - 24 * shape.num_sequences
+    num_bytes = packed.size - 16 * shape.num_rows - 24 * shape.num_sequences
     num_drafts = num_bytes // (12 * shape.num_sequences)
-    return Outcome.of(np.asarray(packed.numpy()), shape.num_rows, shape.num_sequences, num_drafts)
+    return Outcome.of(packed, shape.num_rows, shape.num_sequences, num_drafts)

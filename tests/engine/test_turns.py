@@ -18,11 +18,12 @@ from deepinfer.engine.batch import Rows
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.speculation.options import Speculation
+from deepinfer.engine.step_plan import Int64
 from deepinfer.engine.turns import covering as covering_module
 from deepinfer.engine.turns import rows as rows_module
 from deepinfer.engine.turns.device_turn import DeviceTurn
 from deepinfer.engine.turns.host_table import HostTable
-from deepinfer.engine.turns.recordings import TurnRecordings
+from deepinfer.engine.turns.slips import Slip
 from deepinfer.kernels.turn_chains import Turns
 from deepinfer.kernels.turn_operands import TurnEnd, TurnForm, TurnPlan
 
@@ -148,13 +149,28 @@ def padding_that_writes(patch: pytest.MonkeyPatch) -> None:
 
 def table_of_the_first_turn(patch: pytest.MonkeyPatch) -> None:
     """A recording that is never given another table."""
-    sound = TurnRecordings._load
+    sound, seen = Slip.send, set()
 
-    def faulty(self: TurnRecordings, recording: Any, source: torch.Tensor) -> None:
-        if recording.play is None:
-            sound(self, recording, source)
+    def faulty(self: Slip, table: Int64, place: torch.Tensor) -> None:
+        if place.data_ptr() not in seen:
+            sound(self, table, place)
+        seen.add(place.data_ptr())
 
-    patch.setattr(TurnRecordings, "_load", faulty)
+    patch.setattr(Slip, "send", faulty)
+
+
+def outcome_of_a_turn_ahead(patch: pytest.MonkeyPatch) -> None:
+    """A slip is used again before its outcome was read."""
+    sound = Slip.fetch
+    last: list[Slip] = []
+
+    def faulty(self: Slip, packed: torch.Tensor) -> None:
+        sound(self, packed)
+        if last and last[0]._outcome is not None and last[0]._outcome.shape == packed.shape:
+            last[0]._outcome.copy_(packed)
+        last[:] = [self]
+
+    patch.setattr(Slip, "fetch", faulty)
 
 
 def one_draft_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -174,6 +190,7 @@ FAULTS: list[tuple[str, Break]] = [
     ("off", stale_ids),
     ("off", rules_of_the_neighbour),
     ("off", table_of_the_first_turn),
+    ("off", outcome_of_a_turn_ahead),
     ("off", padding_that_writes),
     ("off", rules_of_the_slot_before),
     ("fixed", stale_positions),
