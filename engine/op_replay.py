@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from deepinfer.engine.model.transformer import Transformer
 from deepinfer.kernels import chains
 from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import SiteInput
 
 _SHARED = {
     "window",
@@ -60,6 +62,8 @@ class OpCall:
             if name in _SHARED or value.ndim == 0 or value.shape[0] != self.num_rows:
                 return value
             return value[low:high].clone()
+        if isinstance(value, SiteInput):
+            return value.of_rows(low, high)
         if is_dataclass(value) and not isinstance(value, type) and _holds_rows(value):
             parts = {f.name: self._part(f.name, getattr(value, f.name), low, high) for f in fields(value)}
             return replace(value, **parts)
@@ -74,8 +78,13 @@ def tensors_of(result: Any) -> tuple[torch.Tensor, ...]:
     """All tensors of what an op returned."""
     if isinstance(result, torch.Tensor):
         return (result,)
-    parts = result if isinstance(result, tuple) else [getattr(result, f.name) for f in fields(result)]
-    return tuple(part for part in parts if isinstance(part, torch.Tensor))
+    if isinstance(result, SiteInput):
+        return tuple(result.parts().values())
+    if isinstance(result, tuple):
+        return tuple(part for one in result for part in tensors_of(one))
+    if is_dataclass(result) and not isinstance(result, type):
+        return tuple(part for f in fields(result) for part in tensors_of(getattr(result, f.name)))
+    return ()
 
 
 class _CapturingOps:
@@ -91,6 +100,9 @@ class _CapturingOps:
         op = getattr(self._ops, name)
         if not callable(op) or name.startswith(("pack", "bind")) or name in _NOT_ROWS or name == "device":
             return op
+        chain = getattr(chains, name, None)
+        if chain is not None and getattr(op, "__func__", op) is chain:
+            return partial(chain, self)  # nothing but its ops
         parameters = list(inspect.signature(op).parameters)
 
         def captured(*arguments: Any, **named: Any) -> Any:

@@ -22,6 +22,7 @@ from deepinfer.engine.op_trace import Tracer
 from deepinfer.engine.tracing import Probe, no_probe
 from deepinfer.kernels import chains
 from deepinfer.kernels.interface import Ops
+from deepinfer.kernels.operands import SiteInput
 
 _NOT_TRACED = {"device", "beside", "load_records", "copy_rows_"}
 """What says where things lie, and reads and moves of records, which are seen where they are used."""
@@ -114,6 +115,11 @@ def _outputs(result: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for number, part in enumerate(result):
             if isinstance(part, torch.Tensor):
                 yield ("out" if number == 0 else f"out {number}"), part
+            elif isinstance(part, SiteInput):
+                yield from _outputs(part)
+    elif isinstance(result, SiteInput):
+        for name, part in result.parts().items():
+            yield f"out {name}", part
     elif is_dataclass(result) and not isinstance(result, type):
         for item in fields(result):
             part = getattr(result, item.name)

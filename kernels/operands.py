@@ -135,3 +135,12 @@ class SiteInput:
     def comb(self) -> torch.Tensor:
         """Float32 [T, S, S], input stream by output stream."""
         return self._mixes[2]
+
+    def parts(self) -> dict[str, torch.Tensor]:
+        """All of it by name, waited for."""
+        return {"x": self.x, "pre": self.pre, "post": self.post, "comb": self.comb}
+
+    def of_rows(self, low: int, high: int) -> SiteInput:
+        """That of rows ``low .. high``, copied."""
+        x, *mixes = (part[low:high].clone() for part in self.parts().values())
+        return SiteInput(x, lambda: (mixes[0], mixes[1], mixes[2]))
