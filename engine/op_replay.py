@@ -32,7 +32,7 @@ _SHARED = {
 """Operands that all rows read, whatever their first axis happens to be."""
 _RECORDS = {"window", "pages"}
 """Operands that are packed records, unless they are tensors: later steps write over them."""
-_NOT_ROWS = {"load_records", "store_records", "beside"}
+_NOT_ROWS = {"load_records", "store_records", "window_places", "pool_waiting", "beside"}
 """Ops whose operands are pools of records; the packing check is theirs."""
 
 

@@ -26,6 +26,8 @@ from deepinfer.kernels.operands import SiteInput
 
 _NOT_TRACED = {"device", "beside", "load_records", "copy_rows_"}
 """What says where things lie, and reads and moves of records, which are seen where they are used."""
+_OPEN = {"first_streams", "pool_waiting"}
+"""Chains that mostly move rows, and so are always looked into."""
 _PLACES = {"window_slots", "main_slots", "rows", "base", "targets"}
 """Parameters that say where something lies, or what is asked: they differ and mean nothing."""
 
@@ -46,7 +48,7 @@ class TracedOps:
         op = getattr(self._ops, name)
         if not callable(op) or name.startswith(("pack", "bind")) or name in _NOT_TRACED:
             return op
-        if self._open_chains and hasattr(chains.Chains, name):
+        if (self._open_chains or name in _OPEN) and hasattr(chains.Chains, name):
             return self._opened(getattr(chains, name), name)
         parameters = list(inspect.signature(op).parameters)
 

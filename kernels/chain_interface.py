@@ -35,6 +35,34 @@ class ChainOps(Protocol):
     def site_input(self, streams: torch.Tensor, pre: torch.Tensor, site: SiteWeights) -> SiteInput:
         """[T, S, D], [T, S] -> mixes of a site and the normalised input [T, D] of its sublayer."""
 
+    def first_streams(
+        self, embedding: torch.Tensor, ids: torch.Tensor, num_streams: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Float32 [V, D], int64 [T] -> streams [T, S, D] and ``pre`` [T, S] that a step begins with."""
+
+    def pool_waiting(
+        self,
+        values: torch.Tensor,
+        scores: torch.Tensor,
+        kept_values: torch.Tensor,
+        kept_scores: torch.Tensor,
+        pairs: torch.Tensor,
+        places: torch.Tensor,
+        halves: torch.Tensor,
+    ) -> torch.Tensor:
+        """Pairs of rows, some of them halves that waited, pooled; then halves that wait now are kept.
+
+        Args:
+            values, scores: float32 [T, C].
+            kept_values, kept_scores: float32 [P, C], written; their last row is nobody's.
+            pairs: int64 [n, 2], rows, or T plus places of what is kept.
+            places: int64 [h], where halves are kept, -1 for nowhere.
+            halves: int64 [h], their rows.
+
+        Returns:
+            Float32 [n, C].
+        """
+
     def next_site(
         self, streams: torch.Tensor, added: torch.Tensor, site: SiteInput, following: SiteWeights
     ) -> tuple[torch.Tensor, SiteInput]:

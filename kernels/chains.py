@@ -42,6 +42,32 @@ def site_input(ops: Ops, streams: torch.Tensor, pre: torch.Tensor, site: SiteWei
     return SiteInput(ops.rms_norm(ops.hc_collapse(streams, pre), site.gain, site.rms_eps), lambda: mixes)
 
 
+def first_streams(
+    ops: Ops, embedding: torch.Tensor, ids: torch.Tensor, num_streams: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every stream starts as the embedding of its row; the first collapse reads stream 0."""
+    embedded = embedding[ids]
+    pre = embedded.new_zeros(embedded.shape[0], num_streams)
+    pre[:, 0] = 1.0
+    return embedded[:, None].repeat(1, num_streams, 1), pre
+
+
+def pool_waiting(
+    ops: Ops,
+    values: torch.Tensor,
+    scores: torch.Tensor,
+    kept_values: torch.Tensor,
+    kept_scores: torch.Tensor,
+    pairs: torch.Tensor,
+    places: torch.Tensor,
+    halves: torch.Tensor,
+) -> torch.Tensor:
+    """``pool_pairs`` of rows and of halves kept from earlier steps; keeps those that wait now."""
+    pooled = ops.pool_pairs(torch.cat([values, kept_values])[pairs], torch.cat([scores, kept_scores])[pairs])
+    kept_values[places], kept_scores[places] = values[halves], scores[halves]
+    return pooled
+
+
 def next_site(
     ops: Ops, streams: torch.Tensor, added: torch.Tensor, site: SiteInput, following: SiteWeights
 ) -> tuple[torch.Tensor, SiteInput]:
@@ -142,6 +168,8 @@ def routed_moe(
 class SiteChains:
     """Gives a kernel set the chains from sublayer to sublayer, each as the sequence of its own ops."""
 
+    first_streams = first_streams
+    pool_waiting = pool_waiting
     next_site = next_site
     moe_expand = moe_expand
     moe_next_site = moe_next_site

@@ -9,6 +9,7 @@ Legend: T rows, K selected entries, G groups of records of a sequence, C width o
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import BoundRecords, PagedRecords
@@ -20,6 +21,19 @@ def records_of(pages: PagedRecords, entries: torch.Tensor) -> torch.Tensor:
     group = (entry // pages.per_group).clamp(min=0)
     records = pages.table.gather(1, group) * pages.per_group + entry % pages.per_group
     return torch.where(entry >= 0, records, -1)
+
+
+def window_places(
+    ops: Ops,
+    history: torch.Tensor,
+    ring: torch.Tensor,
+    windows: torch.Tensor,
+    tables: torch.Tensor,
+    owner: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What rows see, by record; see ``Ops.window_places``."""
+    records = pad(torch.cat([history, ring]), (0, 1), value=-1)  # place -1 is the last one
+    return records[windows].to(torch.int32), tables[owner].to(torch.int32)
 
 
 def select_records(
@@ -99,6 +113,7 @@ class RecordChains:
 
     reads_records = False
 
+    window_places = window_places
     select_records = select_records
     select_records_within = select_records_within
     attend_records = attend_records

@@ -16,6 +16,26 @@ class RecordOps(Protocol):
     def reads_records(self) -> bool:
         """Whether these ops read records where they lie; if not, a step decodes them once for all layers."""
 
+    def window_places(
+        self,
+        history: torch.Tensor,
+        ring: torch.Tensor,
+        windows: torch.Tensor,
+        tables: torch.Tensor,
+        owner: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Window records and cache blocks of T rows.
+
+        Args:
+            history, ring: int64 [H] and [T], records before the rows and of the rows.
+            windows: int64 [T, W], which of both a row sees, -1 for none.
+            tables: int32 or int64 [R, B], blocks by sequence.
+            owner: int64 [T], sequence of each row.
+
+        Returns:
+            Int32 [T, W], -1 for none, and int32 [T, B].
+        """
+
     def select_records(
         self,
         q: torch.Tensor,

@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
-from torch.nn.functional import pad
 
 from deepinfer.engine.batch import Rows, Step
 from deepinfer.engine.cache.caches import Caches
@@ -66,7 +65,7 @@ class RecordView:
 
     def _places(self, rows: Rows) -> _RowPlaces:
         if id(rows) not in self._of_rows:
-            self._of_rows[id(rows)] = _RowPlaces(rows, self.step)
+            self._of_rows[id(rows)] = _RowPlaces(rows, self.step, self.ops)
         return self._of_rows[id(rows)]
 
 
@@ -78,15 +77,15 @@ class _RowPlaces:
         table: int32 [T, B], cache blocks of each row's sequence.
     """
 
-    def __init__(self, rows: Rows, step: Step) -> None:
+    def __init__(self, rows: Rows, step: Step, ops: Ops) -> None:
         """Of ``rows``, which are those of ``step`` or some of them."""
         self._rows = rows  # keeps its identity from being given to another
-        window = rows.window
         if step.keeps_windows:
-            records = torch.cat([rows.history_records, rows.ring_records])
-            window = pad(records, (0, 1), value=-1)[window]  # place -1 is the last one
-        self.window = window.to(torch.int32)
-        self.table = step.tables[rows.owner].to(torch.int32)
+            records = rows.history_records, rows.ring_records
+            self.window, self.table = ops.window_places(*records, rows.window, step.tables, rows.owner)
+        else:
+            self.window = rows.window.to(torch.int32)
+            self.table = step.tables[rows.owner].to(torch.int32)
 
     @cached_property
     def _numbers(self) -> torch.Tensor:

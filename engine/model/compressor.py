@@ -75,10 +75,5 @@ class Compressor:
         """Pooled pairs [n, C]; what waits for its partner takes the place of what did so before."""
         values, scores = ops.linear_fp32(x, self.wkv), ops.linear_fp32(x, self.wgate)
         pending = caches.pending[self.layer]
-        pooled = ops.pool_pairs(
-            torch.cat([values, pending.values])[groups.pairs],
-            torch.cat([scores, pending.scores])[groups.pairs],
-        )
-        pending.values[groups.waiting] = values[groups.halves]
-        pending.scores[groups.waiting] = scores[groups.halves]
-        return pooled
+        kept = pending.values, pending.scores
+        return ops.pool_waiting(values, scores, *kept, groups.pairs, groups.waiting, groups.halves)

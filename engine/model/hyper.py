@@ -30,13 +30,6 @@ class Streams:
         return Streams(self.x[rows], self.pre[rows])
 
 
-def initial_streams(embedded: torch.Tensor, num_streams: int) -> Streams:
-    """Every stream starts as the embedding [T, D]; the first collapse reads stream 0."""
-    pre = embedded.new_zeros(embedded.shape[0], num_streams)
-    pre[:, 0] = 1.0
-    return Streams(embedded[:, None].repeat(1, num_streams, 1), pre)
-
-
 @dataclass(frozen=True)
 class HyperSite:
     """One site, ``kind`` ``attn`` or ``ffn``, with its sublayer's norm."""

@@ -20,7 +20,7 @@ from deepinfer.engine.model.engram import Memory
 from deepinfer.engine.model.engram_device import DeviceEngrams
 from deepinfer.engine.model.engram_hash import EngramHash
 from deepinfer.engine.model.engram_vocabulary import build_vocabulary_map
-from deepinfer.engine.model.hyper import Streams, initial_streams
+from deepinfer.engine.model.hyper import Streams
 from deepinfer.engine.model.indexer import Selection
 from deepinfer.engine.model.rope import RopeTable, rope_frequencies
 from deepinfer.engine.tracing import Probe, no_probe
@@ -116,7 +116,7 @@ class Transformer:
         """
         ops, config = self.ops, self.config
         memories = memories or self._memories(step, probe)
-        streams = initial_streams(self.embedding[step.token_ids], config.hc_mult)
+        streams = Streams(*ops.first_streams(self.embedding, step.token_ids, config.hc_mult))
         rows, selection = step.encoder, Selection()
         features: list[Callable[[], torch.Tensor]] = []
         for block in self.blocks:

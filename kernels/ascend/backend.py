@@ -16,6 +16,7 @@ from deepinfer.kernels.chains import Chains
 from deepinfer.kernels.gpu.experts import PackedExperts
 from deepinfer.kernels.gpu.launching import ceil_div
 from deepinfer.kernels.gpu.linear import PackedLinear
+from deepinfer.kernels.record_chains import RecordChains
 from deepinfer.kernels.turn_chains import Turns
 
 _GROUP = 16
@@ -30,6 +31,9 @@ class AscendOps(Turns, AscendTokenOps):
     # turns and drafted rows in torch and the ops here: their kernels select int64 and build unsigned words
     draft_rows = Chains.draft_rows
     markov_decode = Chains.markov_decode
+    first_streams = Chains.first_streams
+    window_places = RecordChains.window_places
+    pool_waiting = Chains.pool_waiting
 
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         """See ``Ops``."""

@@ -36,6 +36,7 @@ from deepinfer.kernels.gpu.experts import PackedExperts
 from deepinfer.kernels.gpu.experts import moe as run_experts
 from deepinfer.kernels.gpu.linear import PackedLinear
 from deepinfer.kernels.gpu.records import BoundRecords
+from deepinfer.kernels.gpu.step_ops import StepKernels
 from deepinfer.kernels.gpu.turn_ops import TurnKernels
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.operands import Mixes, SiteInput, SiteWeights
@@ -44,7 +45,7 @@ from deepinfer.kernels.record_chains import RecordChains
 T = TypeVar("T")
 
 
-class GpuOps(TurnKernels, Chains, RecordChains):
+class GpuOps(TurnKernels, StepKernels, Chains, RecordChains):
     """Implements ``kernels.interface.Ops``; see there for shapes and meaning of every method."""
 
     name = "triton"

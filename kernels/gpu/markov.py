@@ -14,6 +14,7 @@ import triton.language as tl
 from deepinfer.kernels.draft_chains import CONFIDENCE_CLAMP
 from deepinfer.kernels.draft_operands import DraftHead, DraftOutput
 from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, kernel, launch, power_of_two
+from deepinfer.kernels.gpu.pointwise import confidences
 from deepinfer.kernels.interface import Ops
 from deepinfer.kernels.operands import PackedWeight
 
@@ -138,8 +139,7 @@ def _begin(
 def _scores(ops: Ops, rows: torch.Tensor, confidence: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
     """[A, B, D + R] -> confidences [A, B] before the sigmoid, and behind it."""
     found = ops.linear_fp32(rows.flatten(0, 1), confidence).view(rows.shape[:2])
-    scores = found.clamp(-CONFIDENCE_CLAMP, CONFIDENCE_CLAMP)
-    return scores, ops.sigmoid(scores)
+    return confidences(found, CONFIDENCE_CLAMP)
 
 
 def _finish(

@@ -8,7 +8,15 @@ import triton.language as tl
 
 from deepinfer.kernels.gpu.elementary import exp, greater, rounded
 from deepinfer.kernels.gpu.elementary import sigmoid as sigmoid_of
-from deepinfer.kernels.gpu.launching import Ptr, after_launches_before, ceil_div, kernel, launch
+from deepinfer.kernels.gpu.launching import (
+    Block,
+    Ptr,
+    after_launches_before,
+    ceil_div,
+    device,
+    kernel,
+    launch,
+)
 
 _BLOCK = 1024
 
@@ -44,6 +52,26 @@ def _sigmoid_kernel(
 
 
 @kernel
+def _confidence_kernel(
+    x: Ptr,
+    scores: Ptr,
+    out: Ptr,
+    most: float,
+    count: int,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
+) -> None:
+    if EARLY:
+        after_launches_before()
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    score = tl.load(x + i, i < count, other=0.0)
+    score = tl.where(score > most, most, score)
+    score = tl.where(score < -most, -most, score)
+    tl.store(scores + i, score, i < count)
+    tl.store(out + i, sigmoid_of(score), i < count)
+
+
+@kernel
 def _mean_kernel(
     streams: Ptr,
     out: Ptr,
@@ -64,6 +92,15 @@ def _mean_kernel(
     tl.store(out + row * width + d, rounded(total * factor, BF16), d < width)
 
 
+@device
+def pooled(v0: Block, v1: Block, s0: Block, s1: Block, BF16: tl.constexpr) -> Block:
+    """Two values weighted by the softmax of their scores, channel by channel."""
+    largest = greater(s0, s1)
+    e0, e1 = exp(s0 - largest), exp(s1 - largest)
+    total = e0 + e1
+    return rounded(tl.fma(tl.div_rn(e1, total), v1, tl.div_rn(e0, total) * v0), BF16)
+
+
 @kernel
 def _pool_kernel(
     values: Ptr,
@@ -81,13 +118,9 @@ def _pool_kernel(
     first, inside = 2 * group * width + d, d < width
     s0 = tl.load(scores + first, inside, other=0.0)
     s1 = tl.load(scores + first + width, inside, other=0.0)
-    largest = greater(s0, s1)
-    e0, e1 = exp(s0 - largest), exp(s1 - largest)
-    total = e0 + e1
     v0 = tl.load(values + first, inside, other=0.0)
     v1 = tl.load(values + first + width, inside, other=0.0)
-    u = tl.fma(tl.div_rn(e1, total), v1, tl.div_rn(e0, total) * v0)
-    tl.store(out + group * width + d, rounded(u, BF16), inside)
+    tl.store(out + group * width + d, pooled(v0, v1, s0, s1, BF16), inside)
 
 
 def scale(x: torch.Tensor, factor: float, bf16: bool) -> torch.Tensor:
@@ -106,6 +139,15 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     count = source.numel()
     launch(_sigmoid_kernel, (ceil_div(count, _BLOCK),), source, out, count, BLOCK=_BLOCK)
     return out
+
+
+def confidences(x: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x`` kept within ``-most .. most``, and the sigmoid of that, any shape."""
+    source = x.contiguous()
+    scores, out = torch.empty_like(source), torch.empty_like(source)
+    grid = (ceil_div(source.numel(), _BLOCK),)
+    launch(_confidence_kernel, grid, source, scores, out, most, source.numel(), BLOCK=_BLOCK)
+    return scores, out
 
 
 def mean_streams(streams: torch.Tensor, bf16: bool) -> torch.Tensor:

@@ -108,6 +108,18 @@ def drafts(ops: Any) -> None:
     ops.markov_decode(three, torch.empty(3, 5, 40), torch.empty(3, 5, 70), torch.empty(70, 12), head, sure)
 
 
+def first_rows(ops: Any) -> None:
+    """What a step begins with, pairs of halves, and confidences."""
+    from deepinfer.kernels.gpu.pointwise import confidences
+
+    two, rows, kept = zeros(2, kind=torch.int64), torch.empty(2, 64), torch.empty(5, 64)
+    ops.first_streams(torch.empty(70, 64), two, 4)
+    windows, tables = zeros(2, 16, kind=torch.int64), zeros(2, 8, kind=torch.int64)
+    ops.window_places(two, two, windows, tables, two)
+    ops.pool_waiting(rows, rows, kept, kept, zeros(2, 2, kind=torch.int64), two, two)
+    confidences(rows, 60.0)
+
+
 def inputs_of_layers() -> None:
     """Latents, and what sublayers begin with."""
     from deepinfer.kernels.gpu import latents, row_sums, site_rows, site_turns
@@ -165,6 +177,7 @@ def main() -> None:
         case.run(strict, Draws(case.name))
     turn_cases.play_all(strict, select_ops("reference", bf16=False))
     drafts(strict)
+    first_rows(strict)
     profile = "fast"
     for case in small:
         if not case.name.startswith("written out"):  # a witness of profile strict
@@ -179,6 +192,7 @@ def main() -> None:
     products(fast)
     widened()
     drafts(fast)
+    first_rows(fast)
     inputs_of_layers()
     launched = counts["strict"].keys() | counts["fast"].keys()
     print(json.dumps({**counts, "shared": shared, "left_out": sorted(set(kernel_names()) - launched)}))

@@ -78,6 +78,12 @@ def test_latents_in_one_launch_are_those_of_three() -> None:
     assert found["control"], "another position would not be seen"
 
 
+def test_what_a_step_begins_with_is_that_of_the_ops_one_by_one() -> None:
+    found = run("interpreted_first_rows.py")
+    assert {name: verdict for name, verdict in found.items() if verdict != [True, False]} == {}
+    assert len(found) == 6
+
+
 @pytest.mark.slow
 def test_sums_that_share_a_launch_keep_their_layout_on_a_chip() -> None:
     """Lanes add in the order of the layout, so another one would be another sum."""
