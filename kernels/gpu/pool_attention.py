@@ -11,68 +11,28 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from deepinfer.kernels.gpu.attention_steps import LOWEST, attend_ahead, attend_part, places_of
 from deepinfer.kernels.gpu.elementary import rounded
 from deepinfer.kernels.gpu.launching import (
-    Block,
     Ptr,
     after_launches_before,
     ceil_div,
-    device,
     kernel,
     launch,
     power_of_two,
 )
 from deepinfer.kernels.gpu.records import BoundRecords
 from deepinfer.kernels.gpu.rope import angles_of, turned_channels
-from deepinfer.kernels.gpu.row_sources import RowSource, floats, from_nowhere, packed, rows_of
+from deepinfer.kernels.gpu.row_sources import RowSource, codes_of, floats, from_nowhere, packed
 from deepinfer.kernels.operands import PagedRecords, Rotary
 
 _SLOTS = 32
 _STAGES, _RECORD_STAGES = 3, 1
 """Loads in flight, by kind of rows; move no bit. Asking for codes ahead cost more than waiting (measured)."""
-_LOWEST: tl.constexpr = tl.constexpr(-3.0e38)
+_FEW, _WIDTH_AHEAD = 128, 128
+"""Programs that a chip runs at once, and the width of rows that they have registers for to ask for two blocks
+at a time: with few programs nothing else hides how long a load takes."""
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-
-
-@device
-def _attend_part(
-    q: Block,
-    data: Ptr,
-    scales: Ptr,
-    slots: Ptr,
-    groups: Ptr,
-    num_slots: int,
-    scale: float,
-    acc: Block,
-    total: Block,
-    largest: Block,
-    KIND: tl.constexpr,
-    LAYOUT: tl.constexpr,
-    PAGED: tl.constexpr,
-    C: tl.constexpr,
-    CP: tl.constexpr,
-    BJ: tl.constexpr,
-) -> tuple[Block, Block, Block]:
-    """Blocks of slots one after the other; sums [CP, H], [BJ, H] and largest score [H] so far.
-
-    Slots are those of the row; they are entries of its sequence if ``PAGED``, whose groups are given then.
-    """
-    for first in range(0, num_slots, BJ):
-        j = first + tl.arange(0, BJ)
-        slot = tl.load(slots + j, j < num_slots, other=-1).to(tl.int64)
-        is_there = slot >= 0
-        group = slot // LAYOUT[0]
-        if PAGED:
-            group = tl.load(groups + group, is_there, other=0).to(tl.int64)
-        k = rows_of(data, scales, group, slot % LAYOUT[0], is_there, KIND, LAYOUT, C, CP)
-        seen = is_there[:, None]
-        s = tl.where(seen, tl.dot(k, q) * scale, _LOWEST)
-        new = tl.maximum(largest, tl.max(s, axis=0))
-        p = tl.where(seen, tl.exp2(s - new[None, :]), 0.0)
-        factor = tl.exp2(largest - new)[None, :]
-        total, largest = total * factor + p, new
-        acc = tl.dot(k.T, p.to(tl.bfloat16), acc * factor)
-    return acc, total, largest
 
 
 @kernel
@@ -106,12 +66,28 @@ def _attend_kernel(
     BH: tl.constexpr,
     BJ: tl.constexpr,
     TURNED: tl.constexpr,
+    AHEAD: tl.constexpr,
     EARLY: tl.constexpr = False,
 ) -> None:
-    """TURNED: queries are rotated as they come in, and what they find back as it goes out."""
+    """TURNED: queries are rotated as they come in, and what they find back as it goes out.
+
+    AHEAD: rows are asked for a block before they are used, the first ones first of all; moves no bit.
+    """
     if EARLY:
         after_launches_before()
     row, h = tl.program_id(1).to(tl.int64), tl.program_id(0) * BH + tl.arange(0, BH)
+    groups, own_near, own_far = (
+        table + row * width_of_table,
+        near_slots + row * num_near,
+        far_slots + row * num_far,
+    )
+    if AHEAD:
+        g0, n0, is_near = places_of(own_near, groups, 0, num_near, NEAR_LAYOUT, False, BJ)
+        g1, n1, near_comes = places_of(own_near, groups, BJ, num_near, NEAR_LAYOUT, False, BJ)
+        h0, f0, is_far = places_of(own_far, groups, 0, num_far, FAR_LAYOUT, PAGED, BJ)
+        h1, f1, far_comes = places_of(own_far, groups, BJ, num_far, FAR_LAYOUT, PAGED, BJ)
+        near_codes, near_bytes = codes_of(near, near_scales, g0, n0, is_near, NEAR, NEAR_LAYOUT, C, CP)
+        far_codes, far_bytes = codes_of(far, far_scales, h0, f0, is_far, FAR, FAR_LAYOUT, C, CP)
     c = tl.arange(0, CP)
     places = (row * num_heads + h)[None, :] * C + c[:, None]
     inside = (h < num_heads)[None, :] & (c < C)[:, None]
@@ -122,21 +98,28 @@ def _attend_kernel(
         queries = from_nowhere(turned_channels(queries, cosine, sine, turns).to(tl.bfloat16))
     queries = queries.to(tl.bfloat16)
     acc, total = tl.zeros((CP, BH), tl.float32), tl.zeros((BJ, BH), tl.float32)
-    largest = tl.full((BH,), _LOWEST, tl.float32)
-    groups = table + row * width_of_table
-    own = near_slots + row * num_near
-    acc, total, largest = _attend_part(
-        *(queries, near, near_scales, own, groups, num_near, scale, acc, total, largest),
-        *(NEAR, NEAR_LAYOUT, False, C, CP, BJ),
-    )
-    own = far_slots + row * num_far
-    acc, total, largest = _attend_part(
-        *(queries, far, far_scales, own, groups, num_far, scale, acc, total, largest),
-        *(FAR, FAR_LAYOUT, PAGED, C, CP, BJ),
-    )
+    largest = tl.full((BH,), LOWEST, tl.float32)
+    if AHEAD:
+        acc, total, largest = attend_ahead(
+            *(queries, near_codes, near_bytes, is_near, g1, n1, near_comes, near, near_scales, own_near),
+            *(groups, num_near, scale, acc, total, largest, NEAR, NEAR_LAYOUT, False, C, CP, BJ),
+        )
+        acc, total, largest = attend_ahead(
+            *(queries, far_codes, far_bytes, is_far, h1, f1, far_comes, far, far_scales, own_far),
+            *(groups, num_far, scale, acc, total, largest, FAR, FAR_LAYOUT, PAGED, C, CP, BJ),
+        )
+    else:
+        acc, total, largest = attend_part(
+            *(queries, near, near_scales, own_near, groups, num_near, scale, acc, total, largest),
+            *(NEAR, NEAR_LAYOUT, False, C, CP, BJ),
+        )
+        acc, total, largest = attend_part(
+            *(queries, far, far_scales, own_far, groups, num_far, scale, acc, total, largest),
+            *(FAR, FAR_LAYOUT, PAGED, C, CP, BJ),
+        )
     raw = tl.load(sink + h, h < num_heads, other=0.0) * _LOG2_E
     den = tl.sum(total, axis=0) + tl.exp2(raw - largest)
-    share = tl.where(largest > _LOWEST, 1.0 / den, 0.0)[None, :]
+    share = tl.where(largest > LOWEST, 1.0 / den, 0.0)[None, :]
     found = rounded(acc * share, True)
     if TURNED:
         found = turned_channels(found, cosine, -sine, turns)
@@ -190,16 +173,18 @@ def _attend(
     num_rows, num_heads, width = queries.shape
     assert rotary is None or width % 2 == 0, "channels rotate in pairs"
     heads = 16 if num_heads <= 16 else 32
+    grid = (ceil_div(num_heads, heads), num_rows)
+    ahead = grid[0] * num_rows <= _FEW and width <= _WIDTH_AHEAD
     turn = (sink, sink, sink) if rotary is None else (rotary.cos, rotary.sin, rotary.positions)
     launch(
         _attend_kernel,
-        (ceil_div(num_heads, heads), num_rows),
+        grid,
         *(queries, near.data, near.scales, slots, far.data, far.scales, chosen),
         *(chosen if table is None else table, sink, *turn, out),
         *(width**-0.5 * 1.4426950408889634, slots.shape[1], chosen.shape[1], num_heads),
         *(0 if table is None else table.shape[1], 0 if rotary is None else rotary.cos.shape[1]),
         num_warps=4 if width <= 128 else 8,
-        num_stages=stages,
+        num_stages=1 if ahead else stages,
         NEAR=near.kind,
         NEAR_LAYOUT=near.layout,
         FAR=far.kind,
@@ -210,5 +195,6 @@ def _attend(
         BH=heads,
         BJ=_SLOTS,
         TURNED=rotary is not None,
+        AHEAD=ahead,
     )
     return out

@@ -85,6 +85,61 @@ def from_nowhere(values: Block) -> Block:
 
 
 @device
+def codes_of(
+    data: Ptr,
+    scales: Ptr,
+    group: Block,
+    own: Block,
+    seen: Block,
+    KIND: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+) -> tuple[Block, Block]:
+    """Rows ``own`` of groups, int64 [J] each, as they lie, codes and bytes of scales; zeros if not ``seen``.
+
+    Floats stand for both.
+    """
+    first = (data + group * LAYOUT[1] + own * LAYOUT[2])[:, None]
+    if KIND == _FLOATS:
+        c = tl.arange(0, CP)
+        codes = tl.load(first + c[None, :], seen[:, None] & (c < C)[None, :], other=0.0)
+        byte = codes
+    else:
+        GROUP: tl.constexpr = 16 if KIND == _FP4 else 32
+        g = tl.arange(0, CP // GROUP)
+        places = (scales + group * LAYOUT[3] + own * LAYOUT[4])[:, None] + g[None, :]
+        byte = tl.load(places, seen[:, None] & (g < C // GROUP)[None, :], other=0)
+        PER: tl.constexpr = 1 if KIND == _MXFP8 else 2
+        i = tl.arange(0, CP // PER)
+        codes = tl.load(first + i[None, :], seen[:, None] & (i < C // PER)[None, :], other=0)
+    return codes, byte
+
+
+@device
+def values_of(codes: Block, scale_bytes: Block, KIND: tl.constexpr, CP: tl.constexpr) -> Block:
+    """What ``codes_of`` gives as bfloat16 [J, CP]."""
+    if KIND == _FLOATS:
+        value = codes
+    else:
+        byte = scale_bytes.to(tl.int32)
+        if KIND == _FP4:
+            scale = tl.where((byte & 127) == 127, float("nan"), _value_e4m3(byte))
+        else:
+            scale = tl.where(byte == 0, float_of(byte + 0x400000), power(byte))
+            scale = tl.where(byte == 255, float("nan"), scale)
+        if KIND == _MXFP8:
+            value = _value_e4m3(codes.to(tl.int32)) * spread(scale, 32)
+        else:
+            GROUP: tl.constexpr = 16 if KIND == _FP4 else 32
+            pairs = codes.to(tl.int32)
+            both = tl.join(_value_e2m1(pairs << 28), _value_e2m1(pairs << 24))
+            value = both.reshape(both.shape[0], CP) * spread(scale, GROUP)
+    half = value.to(tl.bfloat16)
+    return half if KIND == _FLOATS else from_nowhere(half)
+
+
+@device
 def rows_of(
     data: Ptr,
     scales: Ptr,
@@ -97,28 +152,5 @@ def rows_of(
     CP: tl.constexpr,
 ) -> Block:
     """Rows ``own`` of groups, int64 [J] each, as bfloat16 [J, CP]; zeros where not ``seen``."""
-    first = (data + group * LAYOUT[1] + own * LAYOUT[2])[:, None]
-    if KIND == _FLOATS:
-        c = tl.arange(0, CP)
-        value = tl.load(first + c[None, :], seen[:, None] & (c < C)[None, :], other=0.0)
-    else:
-        GROUP: tl.constexpr = 16 if KIND == _FP4 else 32
-        g = tl.arange(0, CP // GROUP)
-        places = (scales + group * LAYOUT[3] + own * LAYOUT[4])[:, None] + g[None, :]
-        byte = tl.load(places, seen[:, None] & (g < C // GROUP)[None, :], other=0).to(tl.int32)
-        if KIND == _FP4:
-            scale = tl.where((byte & 127) == 127, float("nan"), _value_e4m3(byte))
-        else:
-            scale = tl.where(byte == 0, float_of(byte + 0x400000), power(byte))
-            scale = tl.where(byte == 255, float("nan"), scale)
-        if KIND == _MXFP8:
-            c = tl.arange(0, CP)
-            codes = tl.load(first + c[None, :], seen[:, None] & (c < C)[None, :], other=0).to(tl.int32)
-            value = _value_e4m3(codes) * spread(scale, GROUP)
-        else:
-            i = tl.arange(0, CP // 2)
-            pairs = tl.load(first + i[None, :], seen[:, None] & (i < C // 2)[None, :], other=0).to(tl.int32)
-            both = tl.join(_value_e2m1(pairs << 28), _value_e2m1(pairs << 24))
-            value = both.reshape(both.shape[0], CP) * spread(scale, GROUP)
-    half = value.to(tl.bfloat16)
-    return half if KIND == _FLOATS else from_nowhere(half)
+    codes, byte = codes_of(data, scales, group, own, seen, KIND, LAYOUT, C, CP)
+    return values_of(codes, byte, KIND, CP)

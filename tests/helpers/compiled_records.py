@@ -47,7 +47,7 @@ def records(kind: str, width: int, codes: int, scales: int, per: int) -> Any:
 
 
 def attention(width: int) -> None:
-    """Both kinds of rows, windows and entries; queries as they are, then rotated within."""
+    """Both kinds of rows, windows and entries; queries as they are, then rotated within; then ahead."""
     from deepinfer.kernels.gpu import pool_attention
     from deepinfer.kernels.operands import PagedRecords, Rotary
 
@@ -56,9 +56,10 @@ def attention(width: int) -> None:
     window = records("mxfp8", width, width, width // 32, 1)
     pages = PagedRecords(records("fp4", width, width // 2, width // 16, 64), slots, 64)
     table = torch.empty(64, width // 8)
-    for rotary in (None, Rotary(table, table, torch.zeros(ROWS).long())):
-        pool_attention.sparse_attention(q, pool, slots, pool, slots, sink, rotary)
-        pool_attention.attend_records(q, window, slots, pages, slots, sink, rotary=rotary)
+    for pool_attention._FEW in (0, ROWS):
+        for rotary in (None, Rotary(table, table, torch.zeros(ROWS).long())):
+            pool_attention.sparse_attention(q, pool, slots, pool, slots, sink, rotary)
+            pool_attention.attend_records(q, window, slots, pages, slots, sink, rotary=rotary)
 
 
 def index(width: int) -> None:

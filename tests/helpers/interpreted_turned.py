@@ -48,6 +48,19 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
 
 
+def ahead(ops: Any, cases: Cases) -> list[tuple[bool, int, int]]:
+    """Packed or not, window slots and chosen ones whose bytes differ if rows are asked for ahead."""
+    wrong = []
+    rotary, sink, q = cases.rotary(2, 8), cases.normal(4), cases.normal(2, 4, 32)
+    for size in ((False, 70, 40), (True, 70, 40), (False, 20, 65), (True, 33, 0)):
+        seen, found = cases.seen(size[0], 2, 32, *size[1:]), []
+        for pool_attention._FEW in (0, 2):
+            found.append(turned_attention.attend(q.clone(), seen, sink, rotary, ops._workspace))
+        if not same(*found) or same(found[0], torch.zeros_like(q)):
+            wrong.append(size)
+    return wrong
+
+
 def main() -> None:
     """Sublayers from input to output, then attention alone."""
     ops = cast(Any, select_ops("triton", bf16=True))
@@ -79,7 +92,7 @@ def main() -> None:
             pool_attention.turned_channels = turned_channels
             if same(damaged, wanted):
                 unseen.append([*size, name])
-    print(json.dumps({"wrong": wrong, "unseen": unseen}))
+    print(json.dumps({"wrong": wrong, "unseen": unseen, "ahead": ahead(ops, cases)}))
 
 
 if __name__ == "__main__":

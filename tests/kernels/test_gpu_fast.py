@@ -77,6 +77,7 @@ def test_attention_rotates_within_its_launch_to_the_bits_of_three() -> None:
     found = run("interpreted_turned.py")
     assert found["wrong"] == []
     assert found["unseen"] == [], "another position, another partner or no way back would not be seen"
+    assert found["ahead"] == [], "rows that are asked for ahead"
 
 
 def test_latents_in_one_launch_are_those_of_three() -> None:
