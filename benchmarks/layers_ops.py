@@ -15,7 +15,7 @@ import torch
 from attention_cases import Cases, rows_of, separate
 from layers_common import DEVICE, Report
 
-from deepinfer.kernels.gpu import route_plan, router, site_turns, turned_attention
+from deepinfer.kernels.gpu import pool_attention, route_plan, router, site_turns, turned_attention
 from deepinfer.kernels.gpu.expert_gemm import combine
 from deepinfer.kernels.gpu.expert_groups import plan_tiles
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps
@@ -90,7 +90,9 @@ def _turned(ops: FastGpuOps, packed: bool, num_heads: int, width: int, num_pairs
         turn = replace(rotary, positions=rotary.positions[rows] + shift)
         return turned_attention.attend(q[rows].clone(), rows_of(seen, rows), sink, turn, ops._workspace)
 
+    few, pool_attention._FEW = pool_attention._FEW, 0  # and no rows asked for ahead
     wanted = separate(ops, q, seen, sink, rotary)
+    pool_attention._FEW = few
     for count in range(1, 65):
         rows = slice(64 - count, 64)
         unequal += _differ(attend(rows, 0), wanted[rows])
