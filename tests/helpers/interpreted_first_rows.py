@@ -1,4 +1,4 @@
-"""What a step begins with, halves of pairs and confidences, a launch each, against the ops they stand for; JSON."""
+"""What a step begins with, halves of pairs and confidences against the ops they stand for; prints JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 def halves(ops: Any, width: int, are_moved: bool) -> bool:
-    """Pairs of rows and of what waits; places of their own, and none; ``are_moved``: one partner is another."""
+    """Pairs of rows and of what waits; places, and none; ``are_moved``: one partner is another."""
     rows, places = 5, 7
     given = [normal(rows, width), normal(rows, width), normal(places, width), normal(places, width)]
     pairs = torch.tensor([[0, 1], [rows + 2, 2], [rows + 6, rows], [4, 4]])
