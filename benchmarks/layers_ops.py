@@ -15,9 +15,8 @@ import torch
 from attention_cases import Cases, rows_of, separate
 from layers_common import DEVICE, Report
 
-from deepinfer.kernels.gpu import pool_attention, route_plan, router, site_turns, turned_attention
+from deepinfer.kernels.gpu import pool_attention, site_turns, turned_attention
 from deepinfer.kernels.gpu.expert_gemm import combine
-from deepinfer.kernels.gpu.expert_groups import plan_tiles
 from deepinfer.kernels.gpu.fast_backend import FastGpuOps
 from deepinfer.kernels.gpu.fast_linear import FastLinear, linear
 from deepinfer.kernels.gpu.gemm import Workspace
@@ -97,23 +96,6 @@ def _turned(ops: FastGpuOps, packed: bool, num_heads: int, width: int, num_pairs
         rows = slice(64 - count, 64)
         unequal += _differ(attend(rows, 0), wanted[rows])
     return {"unequal": unequal, "control": _differ(attend(slice(0, 64), 1), wanted)}
-
-
-def _routed(num_experts: int, num_selected: int) -> dict[str, int]:
-    """Router and plan in one launch against two, for 1 to 64 rows; the control has other scores."""
-    logits, bias = torch.randn(64, num_experts, device=DEVICE), torch.randn(num_experts, device=DEVICE) / 9
-    unequal = control = 0
-    for count in (n for n in range(1, 65) if route_plan.fits(n, num_experts)):
-        given = bias, num_selected, True, 1.5
-        ids, shares, tiles = route_plan.route_and_plan(logits[:count], *given, 16)
-        found = ids, shares, tiles.order, tiles.expert, tiles.first, tiles.last
-        for change in (0, 1):
-            ids, shares = router.route(logits[change:][:count], *given)
-            tiles = plan_tiles(ids, num_experts, 16)
-            wanted = ids, shares, tiles.order, tiles.expert, tiles.first, tiles.last
-            differ = sum(not torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-            unequal, control = unequal + differ * (1 - change), control + differ * change
-    return {"unequal": unequal, "control": control}
 
 
 def run(report: Report) -> None:
@@ -259,5 +241,3 @@ def run(report: Report) -> None:
         }
 
     report.attempt("ops moe", experts)
-    for experts_and_chosen in ((16, 2), (64, 6)):
-        report.attempt(f"ops router and plan {experts_and_chosen}", partial(_routed, *experts_and_chosen))

@@ -27,7 +27,7 @@ _CHUNK = 64
 
 
 @device
-def write_tiles(
+def _write_tiles(
     plan: Ptr,
     starts: Block,
     counts: Block,
@@ -93,13 +93,13 @@ def _plan_kernel(
         before += tl.sum(hits, axis=0)
     if SMALL == 0:
         tiles = (counts + size - 1) // size
-        write_tiles(large, starts, counts, e * 0, tiles, size, num_large, num_experts, LARGE, EXPERTS)
+        _write_tiles(large, starts, counts, e * 0, tiles, size, num_large, num_experts, LARGE, EXPERTS)
     else:
         whole = (counts + size - 1 - tail) // size
         done = tl.minimum(whole * size, counts)
-        write_tiles(large, starts, counts, e * 0, whole, size, num_large, num_experts, LARGE, EXPERTS)
+        _write_tiles(large, starts, counts, e * 0, whole, size, num_large, num_experts, LARGE, EXPERTS)
         rest = (counts > done).to(tl.int32)
-        write_tiles(small, starts, counts, done, rest, tail, num_small, num_experts, SMALL, EXPERTS)
+        _write_tiles(small, starts, counts, done, rest, tail, num_small, num_experts, SMALL, EXPERTS)
 
 
 def planned(

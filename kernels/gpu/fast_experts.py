@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 
 from deepinfer.kernels.gpu import experts as strict
-from deepinfer.kernels.gpu import hopper_experts, mxfp4_weights, native_experts, native_weights, route_plan
+from deepinfer.kernels.gpu import hopper_experts, mxfp4_weights, native_experts, native_weights
 from deepinfer.kernels.gpu.capability import capability_at, has_wgmma
 from deepinfer.kernels.gpu.elementary import greater, lesser, rounded
 from deepinfer.kernels.gpu.expert_gemm import ExpertTile, combine, fast_silu, inner_products, outer_products
@@ -32,9 +32,7 @@ from deepinfer.kernels.interface import LoadExpert
 
 Weights = TypeVar("Weights")
 _FEW = 8
-"""Pairs an expert has on average below which its tile is a small one."""
-SMALL_TILE = 16
-"""Pairs of that tile."""
+"""Pairs an expert has on average below which its tile holds 16."""
 _WIDE = 1024
 """Width from which a launch that rounds rows costs less than rounding them in every tile again."""
 _TILE = 1024
@@ -107,7 +105,7 @@ def depth_of(inputs: int) -> int:
 
 
 def _few(inputs: int) -> ExpertTile:
-    return ExpertTile(64, SMALL_TILE, depth_of(inputs), 3, 4)
+    return ExpertTile(64, 16, depth_of(inputs), 3, 4)
 
 
 def _many(inputs: int) -> tuple[ExpertTile, ExpertTile]:
@@ -115,30 +113,12 @@ def _many(inputs: int) -> tuple[ExpertTile, ExpertTile]:
     return ExpertTile(128, 128, depth, 2, 8), ExpertTile(64, 32, depth, 3, 4)
 
 
-def _has_few(num_pairs: int, num_experts: int, place: torch.device) -> bool:
-    return num_pairs < _FEW * num_experts or not capability_at(place).buckets
-
-
-def planned_by_router(experts: AnyExperts, num_rows: int, num_selected: int, place: torch.device) -> bool:
-    """Whether the router may plan the tiles, all of them small: few rows, and experts that take them."""
-    if not isinstance(experts, RoutedExperts):
-        return False
-    num_experts = experts.gate.words.shape[0]
-    return route_plan.fits(num_rows, num_experts) and _has_few(num_rows * num_selected, num_experts, place)
-
-
 def routed(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    shares: torch.Tensor,
-    experts: RoutedExperts,
-    limit: float,
-    tiles: Tiles | None = None,
+    x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, experts: RoutedExperts, limit: float
 ) -> torch.Tensor:
     """bfloat16 [P, D]: every pair's expert applied to its row ``x`` [T, D] of bfloat16 values, weighted.
 
     Tiles follow from pairs per expert on average; apart from their depth, fixed by K, they move no bit.
-    ``tiles`` are the small ones, if somebody has planned them.
     """
     num_experts = experts.gate.words.shape[0]
     inner: tuple[ExpertTile, ...]
@@ -146,10 +126,8 @@ def routed(
     plans: tuple[Tiles, ...]
     if x.shape[1] % BLOCK:
         x = torch.nn.functional.pad(x, (0, -x.shape[1] % BLOCK))
-    if tiles is not None:
-        plans, inner = (tiles,), (_few(x.shape[1]),)
-    elif _has_few(ids.numel(), num_experts, x.device):
-        plans, inner = (plan_tiles(ids, num_experts, SMALL_TILE),), (_few(x.shape[1]),)
+    if ids.numel() < _FEW * num_experts or not capability_at(x.device).buckets:
+        plans, inner = (plan_tiles(ids, num_experts, 16),), (_few(x.shape[1]),)
     else:
         inner = _many(x.shape[1])
         plans = plan_two_sizes(ids, num_experts, inner[0].pairs, inner[1].pairs)
@@ -157,19 +135,19 @@ def routed(
         x = x.to(torch.bfloat16)
     gluon = has_wgmma(x.device) and hopper_experts.fits(x.shape[1], experts.gate.num_outputs)
     h: torch.Tensor | None = None
-    for part, tile in zip(plans, inner, strict=True):
+    for tiles, tile in zip(plans, inner, strict=True):
         if gluon and tile.pairs == hopper_experts.PAIRS:
-            h = hopper_experts.inner_products(x, part, shares, experts.gate, experts.up, limit, h)
+            h = hopper_experts.inner_products(x, tiles, shares, experts.gate, experts.up, limit, h)
         else:
-            h = inner_products(x, part, shares, experts.gate, experts.up, limit, tile, h)
+            h = inner_products(x, tiles, shares, experts.gate, experts.up, limit, tile, h)
     assert h is not None
     outer = (_few(h.shape[1]),) if len(plans) == 1 else _many(h.shape[1])
     y: torch.Tensor | None = None
-    for part, tile in zip(plans, outer, strict=True):
+    for tiles, tile in zip(plans, outer, strict=True):
         if gluon and tile.pairs == hopper_experts.PAIRS:
-            y = hopper_experts.outer_products(h, part, experts.down, y)
+            y = hopper_experts.outer_products(h, tiles, experts.down, y)
         else:
-            y = outer_products(h, part, experts.down, tile, y)
+            y = outer_products(h, tiles, experts.down, tile, y)
     assert y is not None
     return y
 
@@ -212,23 +190,16 @@ def shared_expert(x: torch.Tensor, expert: AnyExperts, limit: float, workspace: 
 
 
 def pair_outputs(
-    x: torch.Tensor,
-    expert_ids: torch.Tensor,
-    weights: torch.Tensor,
-    experts: AnyExperts,
-    limit: float,
-    tiles: Tiles | None = None,
+    x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, experts: AnyExperts, limit: float
 ) -> torch.Tensor:
     """What every chosen expert gives: [T, D] of bfloat16 values, ids and weights [T, k] -> bfloat16 [P, D].
-
-    ``tiles``: where ``planned_by_router``, what it planned.
 
     Raises:
         ValueError: ``experts`` is one expert.
     """
     ids, shares = expert_ids.contiguous(), weights.contiguous()
     if isinstance(experts, RoutedExperts):
-        return routed(x.contiguous(), ids, shares, experts, limit, tiles)
+        return routed(x.contiguous(), ids, shares, experts, limit)
     if isinstance(experts, NativeExperts):
         return native_experts.routed(x.to(torch.bfloat16), ids, shares, experts, limit)
     if isinstance(experts, strict.PackedExperts):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from deepinfer.kernels.gpu import expert_gemm, fast_experts, route_plan, site_rows, site_turns
+from deepinfer.kernels.gpu import expert_gemm, fast_experts, site_rows, site_turns
 from deepinfer.kernels.gpu.backend import GpuOps
 from deepinfer.kernels.gpu.branches import NUM_LANES
 from deepinfer.kernels.gpu.fast_experts import AnyExperts
@@ -62,12 +62,8 @@ class FastSublayers(GpuOps):
         w = weights
         added = self._shared_expert(x, w.shared, w.limit)
         logits = self.linear_fp32(x, w.gate)
-        asked, tiles = (logits, w.bias, w.num_selected, w.normalise, w.factor), None
-        if fast_experts.planned_by_router(w.experts, len(x), w.num_selected, x.device):
-            ids, shares, tiles = route_plan.route_and_plan(*asked, fast_experts.SMALL_TILE)
-        else:
-            ids, shares = self.route(*asked)
-        routed = fast_experts.pair_outputs(x, ids, shares, w.experts, w.limit, tiles)
+        ids, shares = self.route(logits, w.bias, w.num_selected, w.normalise, w.factor)
+        routed = fast_experts.pair_outputs(x, ids, shares, w.experts, w.limit)
         return Pairs(routed, added(), ids.shape[1]), ids, shares
 
     def moe_expand(self, streams: torch.Tensor, site: SiteInput, weights: MoeWeights) -> torch.Tensor:

@@ -34,7 +34,6 @@ def main() -> None:
 
     from deepinfer.kernels.dispatch import select_ops
     from deepinfer.kernels.gpu.fast_backend import FastGpuOps
-    from deepinfer.kernels.gpu.route_plan import route_and_plan
 
     run: Any = JITFunction.run
 
@@ -49,7 +48,6 @@ def main() -> None:
     for case in all_cases():
         if case.small and not case.name.startswith("written out"):
             case.run(ops, Draws(case.name))
-    route_and_plan(torch.empty(2, 16), torch.empty(16), 2, True, 1.5, 16)
     for packed in (False, True):
         Cases(ops, 0).attend(packed, 2, 4, 32)
     turn_cases.play_all(ops, select_ops("reference", bf16=False))

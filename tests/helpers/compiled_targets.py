@@ -80,14 +80,6 @@ def experts(ops: Any, num_rows: int) -> None:
     ops.moe(torch.empty(num_rows, 256), ids, torch.empty(num_rows, 2), routed, shared, 10.0)
 
 
-def routes() -> None:
-    """Router and plan in one launch: tiles of one warp and of four."""
-    from deepinfer.kernels.gpu.route_plan import route_and_plan
-
-    for num_rows in (1, 8):
-        route_and_plan(torch.empty(num_rows, 60), torch.empty(60), 6, True, 1.5, 16)
-
-
 def products(ops: Any) -> None:
     """Widths with a plan of their own and without, in every bucket of rows."""
     for outputs, inputs in ((512, 5120), (1280, 5120), (40, 2048), (72, 1024), (64, 256), (40, 96)):
@@ -197,7 +189,6 @@ def main() -> None:
         index(length)
     for num_rows in (4, 200):
         experts(fast, num_rows)
-    routes()
     products(fast)
     widened()
     drafts(fast)

@@ -66,13 +66,6 @@ def test_tiles_of_experts_are_planned_in_one_launch_as_by_sorting() -> None:
     assert found["control"], "another choice would not be seen"
 
 
-def test_router_and_plan_in_one_launch_are_those_of_two() -> None:
-    found = run("interpreted_route.py")
-    assert found["wrong"] == []
-    assert found["control"], "another plan would not be seen"
-    assert found["fits"] == [False, True, False, True, False]
-
-
 def test_attention_rotates_within_its_launch_to_the_bits_of_three() -> None:
     found = run("interpreted_turned.py")
     assert found["wrong"] == []
