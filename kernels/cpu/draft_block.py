@@ -23,10 +23,10 @@ from deepinfer.kernels.cpu.draft_chains import (
     markov_kernel,
     rows_kernel,
 )
-from deepinfer.kernels.cpu.experts import ROWS_PER_TASK, Place
+from deepinfer.kernels.cpu.experts import ROWS_PER_TASK
 from deepinfer.kernels.cpu.fma_tile import TILE_ROWS
 from deepinfer.kernels.cpu.hyper import collapse_kernel
-from deepinfer.kernels.cpu.linear import PackedLinear, linear_kernel
+from deepinfer.kernels.cpu.linear import PackedLinear, Place, linear_kernel
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
 from deepinfer.kernels.cpu.pointwise import sigmoid_kernel
 from deepinfer.kernels.cpu.record_kernels import Place as Pool

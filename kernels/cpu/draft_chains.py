@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 
 from deepinfer.kernels.cpu.compiled import kernel
-from deepinfer.kernels.cpu.experts import ROWS_PER_TASK, Place
+from deepinfer.kernels.cpu.experts import ROWS_PER_TASK
 from deepinfer.kernels.cpu.fma_tile import TILE_ROWS
 from deepinfer.kernels.cpu.hyper import collapse_kernel
-from deepinfer.kernels.cpu.linear import PackedLinear, linear_kernel
+from deepinfer.kernels.cpu.linear import PackedLinear, Place, linear_kernel
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
 from deepinfer.kernels.cpu.pointwise import sigmoid_kernel
 from deepinfer.kernels.cpu.records import BoundRecords, load_rows

@@ -16,48 +16,15 @@ import torch
 
 from deepinfer.kernels.cpu.compiled import inlined, kernel
 from deepinfer.kernels.cpu.elementary import silu, to_bf16
+from deepinfer.kernels.cpu.expert_products import CODES, FEW_ROWS, Place, products
 from deepinfer.kernels.cpu.fma_tile import PANEL, ROW_PANELS, TILE_ROWS
-from deepinfer.kernels.cpu.linear import copy_row, full_tile, panel_rows
 from deepinfer.kernels.cpu.packed_experts import PackedExperts
 from deepinfer.kernels.cpu.workers import Workers
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
-Place = tuple[int, bool, int, int, int]
-"""See ``PackedLinear.place``."""
 ROWS_PER_TASK = 16 * TILE_ROWS
 _ZERO = np.float32(0.0)
-
-
-@inlined
-def _products(
-    rows: Int64, count: int, place: Place, e: int, out: Float32, group: Int64, tile: Float32
-) -> None:
-    """``out[i]`` = row i (its address in ``rows``) times every panel of expert ``e``, for ``count`` rows.
-
-    ``out`` holds whole panels in its columns; one panel at a time passes over all rows, so that it stays in
-    the first-level cache. A few rows alone pass over several panels at a time.
-    """
-    weights, half, _, num_panels, depth = place
-    panel_bytes = np.int64(depth * PANEL * (2 if half else 4))
-    scratch, stride = np.int64(tile.ctypes.data), out.shape[1]
-    p = 0
-    while p < num_panels:
-        b = np.int64(weights) + np.int64(e * num_panels + p) * panel_bytes
-        following = p + 1
-        i = 0
-        while i + TILE_ROWS <= count:
-            target = np.int64(out.ctypes.data) + np.int64(i * stride + p * PANEL) * 4
-            full_tile(np.int64(rows.ctypes.data) + i * 8, b, half, depth, target, stride)
-            i += TILE_ROWS
-        if i < count:
-            for r in range(TILE_ROWS):
-                group[r] = rows[min(i + r, count - 1)]
-            limit = num_panels if i == 0 else p + 1
-            following = panel_rows(group, count - i, limit, b, half, depth, p, scratch, tile.shape[1])
-            for r in range(count - i):
-                copy_row(tile[r], out[i + r, p * PANEL : following * PANEL], False)
-        p = following
 
 
 @inlined
@@ -96,24 +63,29 @@ def experts_kernel(
 
     ``out`` is [pairs, panels of down * PANEL].
     """
-    inner = gate[3] * PANEL
+    inner = gate[2] * PANEL
     rows = np.empty(ROWS_PER_TASK, np.int64)
     group = np.empty(TILE_ROWS, np.int64)
     tile = np.empty((TILE_ROWS, ROW_PANELS * PANEL), np.float32)
     gates = np.empty((ROWS_PER_TASK, inner), np.float32)
     ups = np.empty((ROWS_PER_TASK, inner), np.float32)
+    depth = 0
+    for task in range(low, high):
+        if task_start[task + 1] - task_start[task] > FEW_ROWS:
+            depth = max(gate[3] * (gate[1] == CODES), up[3] * (up[1] == CODES), down[3] * (down[1] == CODES))
+    plain = np.empty((depth, PANEL), np.float32)
     x_base, x_step = np.int64(x.ctypes.data), np.int64(x.shape[1] * 4)
     for task in range(low, high):
         e, first, last = task_expert[task], task_start[task], task_start[task + 1]
         count = last - first
         for i in range(count):
             rows[i] = x_base + pair_rows[first + i] * x_step
-        _products(rows, count, gate, e, gates, group, tile)
-        _products(rows, count, up, e, ups, group, tile)
+        products(rows, count, gate, e, gates, group, tile, plain)
+        products(rows, count, up, e, ups, group, tile, plain)
         for i in range(count):
             _activate(gates[i], ups[i], pair_weights[first + i], limit, bf16)
             rows[i] = np.int64(gates.ctypes.data) + np.int64(i * inner) * 4
-        _products(rows, count, down, e, out[first:last], group, tile)
+        products(rows, count, down, e, out[first:last], group, tile, plain)
         if bf16:
             for pair in range(first, last):
                 row = out[pair]
@@ -200,7 +172,7 @@ def _work(pair_rows: Int64, pair_weights: Float32, counts: Int64, experts: Packe
             task_expert.append(e)
             task_start.append(start + min(count, offset + ROWS_PER_TASK))
         start += count
-    out = np.empty((len(pair_rows), experts.down.panels.shape[1] * PANEL), np.float32)
+    out = np.empty((len(pair_rows), experts.down.place[2] * PANEL), np.float32)
     tasks, starts = np.array(task_expert, np.int64), np.array(task_start, np.int64)
     return _Work(pair_rows, pair_weights, tasks, starts, experts, out)
 

@@ -48,7 +48,8 @@ FEW_TILES = ((3, 2), (3, 2), (6, 1), (6, 1)) if VECTOR == 16 else ((2, 2), (3, 1
 """Rows and panels of the tiles for two, three, four and five rows: what the register file holds."""
 
 
-def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+def vector_fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    """``a * b + c`` of vectors, lane by lane."""
     vector = a.type
     function_type = ir.FunctionType(vector, [vector, vector, vector])
     declare: Any = cgutils.get_or_insert_function
@@ -56,7 +57,8 @@ def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Val
     return builder.call(function, [a, b, c])
 
 
-def _broadcast(builder: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
+def broadcast(builder: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
+    """``scalar`` in all lanes."""
     vector = ir.VectorType(_FLOAT, lanes)
     single = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(_I32, 0))
     mask = ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
@@ -131,8 +133,8 @@ def make_tile(
         ]
         next_sums = []
         for r in range(num_rows):
-            a = _broadcast(builder, builder.load(builder.gep(row_pointers[r], [k])), lanes)
-            next_sums.append([_fma(builder, a, columns[v], sums[r][v]) for v in range(across)])
+            a = broadcast(builder, builder.load(builder.gep(row_pointers[r], [k])), lanes)
+            next_sums.append([vector_fma(builder, a, columns[v], sums[r][v]) for v in range(across)])
         k_next = builder.add(k, ir.Constant(_I64, 1))
         address_next = builder.add(address, step)
         k.add_incoming(k_next, loop)

@@ -25,6 +25,8 @@ ROW_BLOCK = 16 * TILE_ROWS
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 Panels = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+Place = tuple[int, bool, int, int, int]
+"""See ``PackedLinear.place``."""
 _full_tile = make_tile(TILE_ROWS)
 _one_row = make_tile(1, num_panels=ROW_PANELS)
 _two_rows, _three_rows, _four_rows, _five_rows = (
@@ -57,7 +59,7 @@ class PackedLinear:
         return int(self.panels.shape[2])
 
     @cached_property
-    def place(self) -> tuple[int, bool, int, int, int]:
+    def place(self) -> Place:
         """What kernels are told: address, whether bfloat16, G, panels of a group, K."""
         groups, panels, depth, _ = self.panels.shape
         return self.panels.ctypes.data, self.panels.dtype == np.uint16, groups, panels, depth
@@ -175,7 +177,7 @@ def panel_rows(
 @kernel
 def linear_kernel(
     x: Float32,
-    place: tuple[int, bool, int, int, int],
+    place: Place,
     out: Float32,
     num_outputs: int,
     bf16: bool,

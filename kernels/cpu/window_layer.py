@@ -15,16 +15,12 @@ import numpy.typing as npt
 
 from deepinfer.kernels.cpu.attention import attention_kernel
 from deepinfer.kernels.cpu.compiled import inlined, kernel
-from deepinfer.kernels.cpu.experts import (
-    Place,
-    combine_kernel,
-    experts_kernel,
-    sort_pairs_kernel,
-)
+from deepinfer.kernels.cpu.expert_products import Place as ExpertPlace
+from deepinfer.kernels.cpu.experts import combine_kernel, experts_kernel, sort_pairs_kernel
 from deepinfer.kernels.cpu.fake_quant import MXFP8, round_trip_kernel
 from deepinfer.kernels.cpu.fma_tile import PANEL
 from deepinfer.kernels.cpu.hyper import collapse_kernel, expand_kernel, mix_kernel
-from deepinfer.kernels.cpu.linear import PackedLinear, linear_kernel
+from deepinfer.kernels.cpu.linear import PackedLinear, Place, linear_kernel
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
 from deepinfer.kernels.cpu.packed_experts import PackedExperts
 from deepinfer.kernels.cpu.rope import rotate_kernel
@@ -42,7 +38,8 @@ Attention = tuple[Dense, Float32, Dense, Dense, Float32, Dense, Dense, Float32, 
 """Query down, its norm, query up; latent, its norm; both output matrices; sink; eps of the norms."""
 Latent = tuple[Dense, Float32, np.float32]
 """Of these the latent, its norm and eps."""
-Moe = tuple[Dense, Float32, int, bool, np.float32, np.float32, tuple[Place, ...], tuple[Place, ...]]
+Stacks = tuple[ExpertPlace, ...]
+Moe = tuple[Dense, Float32, int, bool, np.float32, np.float32, Stacks, Stacks]
 """Gate, bias, k, normalise, factor, limit, matrices of the experts and of the shared one."""
 Table = tuple[Float32, Float32, Int64]
 """Cosines, sines, positions of the rows."""
@@ -124,8 +121,7 @@ def _attend(
 
 @inlined
 def _run_experts(
-    x: Float32, pairs: Int64, shares: Float32, counts: Int64, experts: tuple[Place, ...], limit: np.float32,
-    bf16: bool,
+    x: Float32, pairs: Int64, shares: Float32, counts: Int64, experts: Stacks, limit: np.float32, bf16: bool,
 ) -> Float32:  # fmt: skip
     """Outputs [pairs, panels * PANEL] of sorted pairs; one task per expert that has any."""
     gate, up, down = experts
@@ -133,7 +129,7 @@ def _run_experts(
     starts = np.zeros(len(chosen) + 1, np.int64)
     for i in range(len(chosen)):
         starts[i + 1] = starts[i] + counts[chosen[i]]
-    out = np.empty((len(pairs), down[3] * PANEL), np.float32)
+    out = np.empty((len(pairs), down[2] * PANEL), np.float32)
     experts_kernel(x, pairs, shares, chosen, starts, gate, up, down, limit, bf16, out, 0, len(chosen))
     return out
 
@@ -278,5 +274,5 @@ def _moe_of(moe: MoeWeights) -> Moe:
     )  # fmt: skip
 
 
-def _places(packed: PackedExperts) -> tuple[Place, ...]:
+def _places(packed: PackedExperts) -> Stacks:
     return packed.gate.place, packed.up.place, packed.down.place
