@@ -78,7 +78,7 @@ class DraftRows:
     own: torch.Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DraftHead:
     """From the last stage to tokens (sections 7.3 and 7.4).
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 
 from deepinfer.kernels import row_copies
@@ -25,12 +27,12 @@ from deepinfer.kernels.cpu import (
     sampling,
 )
 from deepinfer.kernels.cpu import linear as linears
+from deepinfer.kernels.cpu.bound_layer import BoundLayers
 from deepinfer.kernels.cpu.draft_block import DraftBlocks
 from deepinfer.kernels.cpu.experts import moe as run_experts
 from deepinfer.kernels.cpu.linear import PackedLinear
 from deepinfer.kernels.cpu.packed_experts import PackedExperts, pack_experts
 from deepinfer.kernels.cpu.records import BoundRecords
-from deepinfer.kernels.cpu.window_layer import BoundLayers
 from deepinfer.kernels.cpu.workers import Workers
 from deepinfer.kernels.interface import LoadExpert
 from deepinfer.kernels.operands import LowRank, MoeWeights, Rotary, SiteInput, SiteWeights
@@ -51,7 +53,7 @@ class CpuOps(DraftBlocks, SiteChains, RecordChains, Turns):
         """Bind the profile and a team of threads; bits do not depend on the team."""
         self.bf16, self.round_caches = bf16, round_caches
         self.workers = Workers(num_threads)
-        self.layers = BoundLayers()
+        self.layers, self.heads = BoundLayers(), WeakKeyDictionary()
 
     def pack_linear(self, weight: torch.Tensor) -> PackedLinear:
         """See ``Ops``."""

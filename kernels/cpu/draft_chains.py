@@ -8,23 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from deepinfer.kernels.cpu.bound_layer import LAYER_NUMBERS, BoundLayers
 from deepinfer.kernels.cpu.compiled import kernel
-from deepinfer.kernels.cpu.experts import ROWS_PER_TASK
 from deepinfer.kernels.cpu.fma_tile import TILE_ROWS
 from deepinfer.kernels.cpu.hyper import collapse_kernel
 from deepinfer.kernels.cpu.linear import PackedLinear, Place, linear_kernel
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
 from deepinfer.kernels.cpu.pointwise import sigmoid_kernel
-from deepinfer.kernels.cpu.records import BoundRecords, load_rows
-from deepinfer.kernels.cpu.window_layer import (
-    BoundLayers,
-    Latent,
-    contexts_kernel,
-    latent_of,
-    window_layer_kernel,
-)
+from deepinfer.kernels.cpu.window_layer import contexts_kernel
 from deepinfer.kernels.cpu.workers import Workers
-from deepinfer.kernels.draft_chains import CONFIDENCE_CLAMP
+from deepinfer.kernels.draft_chains import CONFIDENCE_CLAMP, window_layers
 from deepinfer.kernels.draft_operands import BlockShape, DraftHead, DraftOutput, DraftRows, WindowLayer
 from deepinfer.kernels.operands import Rotary
 
@@ -138,45 +131,14 @@ class DraftChains:
         )
         return DraftRows(*(torch.from_numpy(part) for part in (streams, pre, at, records, places, own)))
 
-    def window_layers(
-        self,
-        streams: torch.Tensor,
-        pre: torch.Tensor,
-        layers: Sequence[WindowLayer],
-        rotary: Rotary,
-        pools: Sequence[BoundRecords],
-        records: torch.Tensor,
-        places: torch.Tensor,
-        own: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Ops``."""
-        x, factors = streams.contiguous().numpy(), pre.contiguous().numpy()
-        table = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.contiguous().numpy()
-        index, slots, block = records.numpy(), places.contiguous().numpy(), own.contiguous().numpy()
-        size = block.shape[1]
-        step = ROWS_PER_TASK // size * size
-        if step == 0:
-            raise ValueError(f"window_layers: blocks of {size} rows, at most {ROWS_PER_TASK} go")
-        seen = [np.empty((len(index), pool.width), np.float32) for pool in pools]
-        load_rows(pools, index, seen, self.workers)
-        outs = [(np.empty_like(x), np.empty_like(factors)) for _ in layers]
-        ins = [(x, factors), *outs[:-1]]
-        bound = [self.layers[layer] for layer in layers]
-        flags = self.round_caches, self.bf16
+    window_layers = window_layers
 
-        def part(low: int, high: int) -> None:
-            """Blocks see nothing of each other, so some of them go through all layers alone."""
-            for first in range(low, high, step):
-                rows = first, min(first + step, high)
-                for layer, (x, pre), context, out in zip(bound, ins, seen, outs, strict=True):
-                    window_layer_kernel(x, pre, *layer, table, context, slots, block, *flags, *out, *rows)
-
-        self.workers.run(len(x), size, part, item_cost=self.cost_of(layers))
-        return torch.from_numpy(outs[-1][0]), torch.from_numpy(outs[-1][1])
-
-    def shown_by(self, layers: Sequence[WindowLayer]) -> tuple[Latent, ...]:
-        """How layers show rows, as kernels see it."""
-        return tuple(latent_of(self.layers[layer]) for layer in layers)
+    def table_of(self, layers: Sequence[WindowLayer]) -> Int64:
+        """Layers as kernels see them, int64 [L, LAYER_NUMBERS]."""
+        table = np.empty((len(layers), LAYER_NUMBERS), np.int64)
+        for number, layer in enumerate(layers):
+            table[number] = self.layers[layer]
+        return table
 
     @staticmethod
     def cost_of(layers: Sequence[WindowLayer]) -> int:
@@ -196,7 +158,7 @@ class DraftChains:
         rotary: Rotary,
     ) -> tuple[torch.Tensor, ...]:
         """See ``Ops``."""
-        rows, shown = features.contiguous().numpy(), self.shown_by(layers)
+        rows, shown = features.contiguous().numpy(), self.table_of(layers)
         table = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.numpy()
         weights = projection.place, gain.numpy(), np.float32(eps)
         out = np.empty((len(layers), len(rows), layers[0].latent.num_outputs), np.float32)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from deepinfer.kernels.cpu import record_kernels as kernels
+from deepinfer.kernels.cpu.bound_layer import numbers_of
 from deepinfer.kernels.cpu.group_decode import E4M3_VALUES, E8M0_VALUES
 from deepinfer.kernels.cpu.record_kernels import Place
 from deepinfer.kernels.cpu.workers import Workers
@@ -70,6 +71,11 @@ class BoundRecords:
             return self.codes, self.factors, self.layout, _NO_SCALES, kernels.EXACT, 1, self.width
         numbers = form.number, form.group, self.width
         return self.codes, self.factors, self.layout, form.scale_values, *numbers
+
+    @cached_property
+    def line(self) -> tuple[int, ...]:
+        """The same as numbers, see ``bound_layer``."""
+        return tuple(numbers_of(self.place))
 
 
 def bind_records(kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> BoundRecords:

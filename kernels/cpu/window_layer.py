@@ -1,4 +1,4 @@
-"""A layer that only has a window, in one call of compiled code: a stage of drafting.
+"""A layer that only has a window, as compiled code: a stage of drafting.
 
 Nothing here computes. The kernels of the ops are called one after the other, as in ``chains``, but from
 compiled code: a stage is thirty calls on a few rows, and reaching one from Python costs as much as it does.
@@ -8,39 +8,32 @@ Legend: T rows of the call, n rows of one part of it, S streams, D model width.
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 import numpy.typing as npt
 
 from deepinfer.kernels.cpu.attention import attention_kernel
+from deepinfer.kernels.cpu.bound_layer import (
+    Attention,
+    Dense,
+    Latent,
+    Moe,
+    Site,
+    Stacks,
+    latent_at,
+    layer_at,
+)
 from deepinfer.kernels.cpu.compiled import inlined, kernel
-from deepinfer.kernels.cpu.expert_products import Place as ExpertPlace
 from deepinfer.kernels.cpu.experts import combine_kernel, experts_kernel, sort_pairs_kernel
 from deepinfer.kernels.cpu.fake_quant import MXFP8, round_trip_kernel
 from deepinfer.kernels.cpu.fma_tile import PANEL
 from deepinfer.kernels.cpu.hyper import collapse_kernel, expand_kernel, mix_kernel
-from deepinfer.kernels.cpu.linear import PackedLinear, Place, linear_kernel
+from deepinfer.kernels.cpu.linear import Place, linear_kernel
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
-from deepinfer.kernels.cpu.packed_experts import PackedExperts
 from deepinfer.kernels.cpu.rope import rotate_kernel
 from deepinfer.kernels.cpu.router import route_kernel
-from deepinfer.kernels.draft_operands import WindowLayer
-from deepinfer.kernels.operands import MoeWeights, SiteWeights
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
-Dense = tuple[Place, int]
-"""``PackedLinear.place`` and the outputs of all its groups together."""
-Site = tuple[Dense, Float32, Float32, Float32, int, np.float32, np.float32]
-"""fn, base, scale, gain, iterations, hc_eps, rms_eps of a ``SiteWeights``."""
-Attention = tuple[Dense, Float32, Dense, Dense, Float32, Dense, Dense, Float32, np.float32]
-"""Query down, its norm, query up; latent, its norm; both output matrices; sink; eps of the norms."""
-Latent = tuple[Dense, Float32, np.float32]
-"""Of these the latent, its norm and eps."""
-Stacks = tuple[ExpertPlace, ...]
-Moe = tuple[Dense, Float32, int, bool, np.float32, np.float32, Stacks, Stacks]
-"""Gate, bias, k, normalise, factor, limit, matrices of the experts and of the shared one."""
 Table = tuple[Float32, Float32, Int64]
 """Cosines, sines, positions of the rows."""
 _MXFP8_GROUP = 32
@@ -154,15 +147,11 @@ def _moe(x: Float32, weights: Moe, bf16: bool) -> Float32:
     return out
 
 
-@kernel
-def window_layer_kernel(
+@inlined
+def window_layer(
     streams: Float32,
     pre: Float32,
-    attn_site: Site,
-    attention: Attention,
-    num_heads: int,
-    ffn_site: Site,
-    moe: Moe,
+    line: Int64,
     table: Table,
     context: Float32,
     places: Int64,
@@ -171,23 +160,21 @@ def window_layer_kernel(
     bf16: bool,
     out: Float32,
     next_pre: Float32,
-    low: int,
-    high: int,
 ) -> None:
-    """Rows ``low .. high`` of the layer, whole blocks and at most ROWS_PER_TASK; see ``draft_chains``."""
-    cos, sin, positions = table
-    num_rows, x = high - low, streams[low:high]
-    here = (cos, sin, positions[low:high])
-    between, post, comb, normed = _site(x, pre[low:high], attn_site, bf16)
-    _, _, _, latent, gain, _, _, _, eps = attention
-    latents = _latents(normed, (latent, gain, eps), here, rounds, bf16)
-    seen, mine = places[low:high], own[low:high] - low
-    added = _attend(normed, latents, attention, num_heads, here, context, seen, mine, bf16)
-    middle = np.empty_like(x)
-    expand_kernel(x, added, post, comb, middle, bf16, 0, num_rows)
+    """Rows [n, S, D] through the layer behind ``line``; see ``kernels.draft_chains.window_layers``.
+
+    They are whole blocks, at most ROWS_PER_TASK rows, and ``own`` counts from the first of them.
+    """
+    attn_site, attention, num_heads, ffn_site, moe = layer_at(line)
+    num_rows = streams.shape[0]
+    between, post, comb, normed = _site(streams, pre, attn_site, bf16)
+    latents = _latents(normed, latent_at(line), table, rounds, bf16)
+    added = _attend(normed, latents, attention, num_heads, table, context, places, own, bf16)
+    middle = np.empty_like(streams)
+    expand_kernel(streams, added, post, comb, middle, bf16, 0, num_rows)
     following, post, mixing, normed = _site(middle, between, ffn_site, bf16)
-    expand_kernel(middle, _moe(normed, moe, bf16), post, mixing, out[low:high], bf16, 0, num_rows)
-    next_pre[low:high] = following
+    expand_kernel(middle, _moe(normed, moe, bf16), post, mixing, out, bf16, 0, num_rows)
+    next_pre[:] = following
 
 
 @kernel
@@ -196,7 +183,7 @@ def contexts_kernel(
     projection: Place,
     gain: Float32,
     eps: np.float32,
-    layers: tuple[Latent, ...],
+    layers: Int64,
     table: Table,
     rounds: bool,
     bf16: bool,
@@ -204,7 +191,7 @@ def contexts_kernel(
     low: int,
     high: int,
 ) -> None:
-    """Latents [L, T, C] of ``features`` [T, F] for L layers, rows ``low .. high``."""
+    """Latents [L, T, C] of ``features`` [T, F] for a table of L layers, rows ``low .. high``."""
     cos, sin, positions = table
     here, num_rows = (cos, sin, positions[low:high]), high - low
     raw = np.empty((num_rows, gain.shape[0]), np.float32)
@@ -212,67 +199,4 @@ def contexts_kernel(
     linear_kernel(features[low:high], projection, raw, gain.shape[0], bf16, 0, num_rows)
     rms_norm_kernel(raw, gain, eps, context, bf16, 0, num_rows)
     for number in range(len(layers)):
-        out[number, low:high] = _latents(context, layers[number], here, rounds, bf16)
-
-
-Layer = tuple[Site, Attention, int, Site, Moe]
-"""What the kernel wants to know of a layer."""
-
-
-def latent_of(layer: Layer) -> Latent:
-    """The part of a layer that shows rows."""
-    _, (_, _, _, latent, gain, _, _, _, eps), *_ = layer
-    return latent, gain, eps
-
-
-class BoundLayers:
-    """Remembers how the kernel sees each layer, for as long as the layer lives."""
-
-    def __init__(self) -> None:
-        """Nothing is known yet."""
-        self._bound: WeakKeyDictionary[WindowLayer, Layer] = WeakKeyDictionary()
-
-    def __getitem__(self, layer: WindowLayer) -> Layer:
-        """``layer`` as the kernel sees it."""
-        found = self._bound.get(layer)
-        if found is None:
-            sites = _site_of(layer.attn_site), _site_of(layer.ffn_site)
-            found = sites[0], _attention_of(layer), layer.num_heads, sites[1], _moe_of(layer.moe)
-            self._bound[layer] = found
-        return found
-
-
-def _dense_of(weight: PackedLinear) -> Dense:
-    return weight.place, weight.panels.shape[0] * weight.num_outputs
-
-
-def _site_of(site: SiteWeights) -> Site:
-    base, scale, gain = site.base.numpy(), site.scale.numpy(), site.gain.numpy()
-    return (
-        _dense_of(site.fn), base, scale, gain, site.iterations,
-        np.float32(site.hc_eps), np.float32(site.rms_eps),
-    )  # fmt: skip
-
-
-def _attention_of(weights: WindowLayer) -> Attention:
-    query = weights.query
-    if query.eps != weights.eps:
-        raise ValueError("window_layer: queries and latents are normed with the same eps")
-    return (
-        _dense_of(query.down), query.gain.numpy(), _dense_of(query.up),
-        _dense_of(weights.latent), weights.latent_gain.numpy(),
-        _dense_of(weights.wo_a), _dense_of(weights.wo_b),
-        weights.sink.numpy(), np.float32(weights.eps),
-    )  # fmt: skip
-
-
-def _moe_of(moe: MoeWeights) -> Moe:
-    experts, shared = (_places(packed) for packed in (moe.experts, moe.shared))
-    factor, limit = np.float32(moe.factor), np.float32(moe.limit)
-    return (
-        _dense_of(moe.gate), moe.bias.numpy(), moe.num_selected, moe.normalise, factor, limit, experts, shared
-    )  # fmt: skip
-
-
-def _places(packed: PackedExperts) -> Stacks:
-    return packed.gate.place, packed.up.place, packed.down.place
+        out[number, low:high] = _latents(context, latent_at(layers[number]), here, rounds, bf16)
