@@ -130,11 +130,13 @@ def draw_rows(
 
     An id is -1 where none can be chosen. Waits for nothing.
     """
+    heats = [p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]
+    temperature, top_p, min_p = torch.from_numpy(np.array(heats, np.float32)).unbind()
     rules = _Rules(
-        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32),
-        top_k=torch.tensor([min(p.top_k, logits.shape[1]) for p in params], dtype=torch.int64),
-        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=torch.from_numpy(np.array([min(p.top_k, logits.shape[1]) for p in params], np.int64)),
+        min_p=min_p,
         words=torch.from_numpy(_words(params, seeds, positions, sample_indices)),
     )
     return launch_sampling(ops, logits, params, moved(rules, ops.device))

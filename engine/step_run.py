@@ -148,13 +148,11 @@ class StepRun:
         self, complete: Items[int], normed: torch.Tensor
     ) -> tuple[Sampled, list[range], torch.Tensor]:
         """Draw a token for the last known row and every drafted row of the given shares; keep what stands."""
-        shares = [self.shares[i] for i in complete]
-        ends = np.searchsorted(self.step.plan.decoder.chunk, complete, side="right")  # sorted by chunk
-        last = [np.arange(end - 1 - s.num_drafts, end) for end, s in zip(ends, shares, strict=True)]
-        device = self.model.ops.device
-        wanted = np.concatenate(last)
-        if len(wanted) < len(normed):  # else all of them, in their order
-            normed = normed[moved(torch.from_numpy(wanted), device)]
+        shares, device = [self.shares[i] for i in complete], self.model.ops.device
+        if sum([1 + share.num_drafts for share in shares]) < len(normed):  # else all of them, in their order
+            ends = np.searchsorted(self.step.plan.decoder.chunk, complete, side="right")  # sorted by chunk
+            last = [np.arange(end - 1 - s.num_drafts, end) for end, s in zip(ends, shares, strict=True)]
+            normed = normed[moved(torch.from_numpy(np.concatenate(last)), device)]
         logits = self.model.logits(normed)
         owners = [(s.sequence, j) for s in shares for j in range(1 + s.num_drafts)]
         params = [sequence.request.params for sequence, _ in owners]

@@ -73,13 +73,15 @@ class ModelDrafter:
 
     def propose(self, points: Items[DraftPoint], caches: Caches, num_drafts: int) -> list[Drafts]:
         """One pass over all blocks together."""
-        self._draft.target.reserve(max(point.position for point in points) + num_drafts)
-        columns = [(p.golden, p.position, p.sequence.slot, self._first_context(p.sequence)) for p in points]
-        table = np.ascontiguousarray(np.array(columns, np.int64).T)
-        anchors = Anchors(*(torch.from_numpy(column) for column in table))
+        positions = [point.position for point in points]
+        self._draft.target.reserve(max(positions) + num_drafts)
+        slots = [point.sequence.slot for point in points]
+        low = [self._first_context(point.sequence) for point in points]
+        table = np.array([[point.golden for point in points], positions, slots, low], np.int64)
+        anchors = Anchors(*torch.from_numpy(table).unbind())
         out = self._draft.propose(moved(anchors, self._draft.ops.device), caches, num_drafts=num_drafts)
-        tokens, confidences = fetched(out.tokens[:, 1:], out.confidences)
-        return [Drafts(*row) for row in zip(tokens.numpy(), confidences.numpy(), strict=True)]
+        tokens, confidences = fetched(out.tokens, out.confidences)
+        return [Drafts(*row) for row in zip(tokens.numpy()[:, 1:], confidences.numpy(), strict=True)]
 
     def block(self, anchors: Anchors, caches: Caches, num_drafts: int) -> DraftOutput:
         """See ``Drafter``."""

@@ -17,7 +17,8 @@ import torch
 
 from deepinfer.kernels.cpu.compiled import inlined, kernel
 from deepinfer.kernels.cpu.elementary import exp
-from deepinfer.kernels.cpu.fma_tile import PANEL, TILE_ROWS, make_tile
+from deepinfer.kernels.cpu.fma_tile import PANEL, TILE_ROWS, VECTOR, make_tile
+from deepinfer.kernels.cpu.key_tile import make_key_tile
 from deepinfer.kernels.cpu.linear import copy_row
 from deepinfer.kernels.cpu.selection import ordered, unordered
 from deepinfer.kernels.cpu.workers import Workers
@@ -25,10 +26,11 @@ from deepinfer.kernels.cpu.workers import Workers
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 HEADS = 4
-KEY_ROWS = 12
-_few_heads = make_tile(KEY_ROWS, 1, HEADS)
+_few_heads = make_key_tile(HEADS)
 _many_heads = make_tile(TILE_ROWS)
 _values = make_tile(HEADS, gathered=True)
+KEY_GROUP = max(TILE_ROWS, VECTOR)
+"""Room behind the keys for whole tiles of them."""
 _ZERO, _INFINITY = np.float32(0.0), np.float32(np.inf)
 
 
@@ -44,26 +46,34 @@ def _find(pool: Float32, slots: Int64, count: int, keys: Int64) -> int:
 
 
 @inlined
-def _scores(q: Float32, keys: Int64, count: int, packed: Float32, tall: Float32, z: Float32) -> None:
-    """``z[h, j]`` = q[h] . key[j] for q [H, C]; heads past H are zero. ``tall`` is scratch."""
+def _scores(
+    q: Float32, keys: Int64, count: int, packed: Float32, tall: Float32, rows: Int64, z: Float32
+) -> None:
+    """``z[h, j]`` = q[h] . key[j] for q [H, C]; heads past H are any. ``packed``, ``tall`` and ``rows`` are
+    scratch.
+
+    Whole tiles of keys are read, and whole groups of VECTOR scores written if they are those of few heads.
+    """
     num_heads, width = q.shape
     columns = tall.shape[1]
-    step = KEY_ROWS if columns == HEADS else TILE_ROWS
-    queries, table = np.int64(packed.ctypes.data), np.int64(keys.ctypes.data)
+    table = np.int64(keys.ctypes.data)
+    if columns == 0:
+        for first in range(0, z.shape[0], HEADS):
+            for h in range(HEADS):
+                rows[h] = np.int64(q.ctypes.data) + np.int64(min(first + h, num_heads - 1)) * width * 4
+            for j in range(0, count, VECTOR):
+                target = np.int64(z.ctypes.data) + np.int64(first * z.shape[1] + j) * 4
+                _few_heads(table + j * 8, np.int64(rows.ctypes.data), width, target, z.shape[1])
+        return
+    queries = np.int64(packed.ctypes.data)
     for first in range(0, z.shape[0], columns):
         for h in range(columns):
-            if first + h < num_heads:
-                source = q[first + h]
-                for c in range(width):
-                    packed[c, h] = source[c]
-            else:
-                packed[:, h] = _ZERO
-        for j in range(0, count, step):
+            source = q[first + h]
+            for c in range(width):
+                packed[c, h] = source[c]
+        for j in range(0, count, TILE_ROWS):
             target = np.int64(tall.ctypes.data) + np.int64(j * columns) * 4
-            if columns == HEADS:
-                _few_heads(table + j * 8, queries, HEADS, width, target, HEADS)
-            else:
-                _many_heads(table + j * 8, queries, PANEL, width, target, PANEL)
+            _many_heads(table + j * 8, queries, PANEL, width, target, PANEL)
         for h in range(columns):
             row = z[first + h, :count]
             for j in range(row.shape[0]):
@@ -134,9 +144,9 @@ def attention_kernel(
 ) -> None:
     """Rows ``low .. high`` of ``sparse_attention`` into ``out`` [T, H, C]."""
     num_heads, width = q.shape[1], q.shape[2]
-    columns = PANEL if num_heads % PANEL == 0 else HEADS
-    padded_heads = (num_heads + columns - 1) // columns * columns
-    capacity = window_slots.shape[1] + main_slots.shape[1] + KEY_ROWS
+    columns = PANEL if num_heads % PANEL == 0 else 0
+    padded_heads = (num_heads + HEADS - 1) // HEADS * HEADS
+    capacity = window_slots.shape[1] + main_slots.shape[1] + KEY_GROUP
     keys = np.empty(capacity, np.int64)
     tall = np.empty((capacity, columns), np.float32)
     z = np.zeros((padded_heads, capacity), np.float32)
@@ -150,9 +160,9 @@ def attention_kernel(
         if count == 0:
             out[row] = _ZERO
         else:
-            for i in range(count, min(count + KEY_ROWS, capacity)):
+            for i in range(count, count + KEY_GROUP):
                 keys[i] = keys[count - 1]  # a tile reads whole groups of keys
-            _scores(q[row], keys, count, packed, tall, z)
+            _scores(q[row], keys, count, packed, tall, rows, z)
             _softmax(z, count, sink, scale, den)
             if bf16:
                 for h in range(num_heads):

@@ -11,6 +11,7 @@ import pytest
 
 from deepinfer.kernels.cpu.compiled import kernel
 from deepinfer.kernels.cpu.fma_tile import make_tile
+from deepinfer.kernels.cpu.key_tile import make_key_tile
 
 Float32 = npt.NDArray[np.float32]
 SHAPES = [(1, 2, 8), (6, 2, 8), (12, 2, 16), (12, 1, 4), (4, 2, 8), (1, 1, 4)]
@@ -104,6 +105,29 @@ def test_several_panels_and_halves_are_the_same_chains(rows: int, panels: int, h
     for r in range(rows):
         for n in range(panels * 16):
             assert out[r, n] == exact_chain(a[r], b[n // 16, :, n % 16])
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_keys_that_lie_anywhere_are_the_same_chains(lanes: int, heads: int) -> None:
+    generator = np.random.default_rng(9)
+    q = generator.standard_normal((heads, 48)).astype(np.float32)
+    pool = generator.standard_normal((70, 48)).astype(np.float32)
+    chosen = generator.permutation(70)[:lanes]
+    tile = make_key_tile(heads, lanes)
+
+    @kernel
+    def run(keys: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], width: int, out: Float32) -> None:
+        table, place = np.int64(keys.ctypes.data), np.int64(out.ctypes.data)
+        tile(table, np.int64(rows.ctypes.data), width, place, out.shape[1])
+
+    out = np.full((heads, lanes + 1), np.nan, np.float32)
+    keys = np.array([pool[number].ctypes.data for number in chosen], np.int64)
+    run(keys, np.array([row.ctypes.data for row in q], np.int64), 48, out)
+    for h in range(heads):
+        for j in range(lanes):
+            assert out[h, j] == exact_chain(q[h], pool[chosen[j]])
+    assert np.isnan(out[:, lanes]).all()
 
 
 def test_an_empty_sum_is_zero() -> None:
