@@ -13,6 +13,7 @@ from deepinfer.kernels.cpu.compiled import kernel
 from deepinfer.kernels.cpu.fma_tile import TILE_ROWS
 from deepinfer.kernels.cpu.hyper import collapse_kernel
 from deepinfer.kernels.cpu.linear import PackedLinear, Place, linear_kernel
+from deepinfer.kernels.cpu.logprobs import first_largest
 from deepinfer.kernels.cpu.norms import rms_norm_kernel
 from deepinfer.kernels.cpu.pointwise import sigmoid_kernel
 from deepinfer.kernels.cpu.window_layer import contexts_kernel
@@ -91,7 +92,7 @@ def markov_kernel(
             row = logits[a, i]
             for v in range(vocabulary):
                 row[v] = base[a, i, v] + term[a, v]
-            tokens[a, i + 1] = row.argmax()
+            tokens[a, i + 1] = first_largest(row)
             value = score[a, 0]
             if value > _CLAMP:
                 value = _CLAMP

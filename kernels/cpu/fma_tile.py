@@ -77,7 +77,8 @@ def make_tile(
 
     It computes ``num_rows`` rows of ``num_panels`` panels of ``num_vectors * lanes`` columns. Panel p of
     ``b`` begins ``p * depth * b_stride`` elements after the first, its columns of ``out`` come next.
-    With ``half``, ``b`` holds bfloat16, which is a float32 without its lower sixteen bits.
+    With ``half``, ``b`` holds bfloat16, which is a float32 without its lower sixteen bits; of two vectors of
+    columns the first values alternate with those of the second.
 
     All arguments are integers: ``rows`` the address of ``num_rows`` int64 addresses of float32 rows ``a[r]``;
     ``b`` the address of float32 ``b[0, 0]`` and ``b_stride`` the distance of its rows in elements; ``depth``
@@ -89,15 +90,23 @@ def make_tile(
 
     size = 2 if half else 4
 
-    def load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-        stored = ir.VectorType(ir.IntType(16), lanes) if half else vector
-        value = builder.load(builder.inttoptr(address, stored.as_pointer()))
-        value.align = size
+    def load(builder: ir.IRBuilder, address: ir.Value) -> list[ir.Value]:
+        """The columns of one row of a panel; two vectors of bfloat16 take one load and an operation each."""
         if not half:
-            return value
-        words = ir.VectorType(_I32, lanes)
-        shifted = builder.shl(builder.zext(value, words), ir.Constant(words, [16] * lanes))
-        return builder.bitcast(shifted, vector)
+            places = [builder.add(address, ir.Constant(_I64, 4 * lanes * v)) for v in range(num_vectors)]
+            found = [builder.load(builder.inttoptr(place, vector.as_pointer())) for place in places]
+            for value in found:
+                value.align = 4
+            return found
+        words, found = ir.VectorType(_I32, lanes), []
+        for v in range(0, num_vectors, 2):
+            place = builder.add(address, ir.Constant(_I64, 2 * lanes * v))
+            both = builder.load(builder.inttoptr(place, words.as_pointer()))
+            both.align = 2
+            first = builder.shl(both, ir.Constant(words, [16] * lanes))
+            second = builder.and_(both, ir.Constant(words, [-65536] * lanes))
+            found += [builder.bitcast(part, vector) for part in (first, second)]
+        return found
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
         rows, b, b_stride, depth, out, out_stride = args
@@ -126,11 +135,9 @@ def make_tile(
         start = address
         if gathered:
             start = builder.add(builder.load(builder.inttoptr(address, _I64.as_pointer())), first_column)
-        columns = [
-            load(builder, builder.add(panel, ir.Constant(_I64, size * lanes * v)))
-            for panel in [start, *(builder.add(start, distance) for distance in distances)]
-            for v in range(num_vectors)
-        ]
+        columns = list[ir.Value]()
+        for panel in [start, *(builder.add(start, distance) for distance in distances)]:
+            columns += load(builder, panel)
         next_sums = []
         for r in range(num_rows):
             a = broadcast(builder, builder.load(builder.gep(row_pointers[r], [k])), lanes)

@@ -16,7 +16,7 @@ import torch
 
 from deepinfer.kernels.cpu.compiled import inlined, kernel
 from deepinfer.kernels.cpu.elementary import to_bf16
-from deepinfer.kernels.cpu.fma_tile import FEW_TILES, PANEL, ROW_PANELS, TILE_ROWS, make_tile
+from deepinfer.kernels.cpu.fma_tile import FEW_TILES, PANEL, ROW_PANELS, TILE_ROWS, VECTOR, make_tile
 from deepinfer.kernels.cpu.workers import Workers
 
 ROW_BLOCK = 16 * TILE_ROWS
@@ -46,7 +46,8 @@ class PackedLinear:
 
     Attributes:
         panels: [G, ceil(N / PANEL), K, PANEL]; columns past N are zero. G is 1 for a plain linear.
-            float32, or bfloat16 as uint16 where that is exact: products wait for weights to arrive.
+            float32, or bfloat16 as uint16 where that is exact, as ``halved`` orders it: products wait for
+            weights to arrive.
         num_outputs: N of one group.
     """
 
@@ -82,8 +83,21 @@ def is_half(values: Float32) -> bool:
 
 
 def halved(panels: Float32) -> npt.NDArray[np.uint16]:
-    """The upper halves of values that ``is_half``."""
-    return (panels.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    """The upper halves of panels [..., PANEL] that are ``is_half``.
+
+    Column ``VECTOR + i`` follows column i, so that one load brings two vectors, and an operation widens each.
+    """
+    upper = (panels.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    pairs = upper.reshape(*upper.shape[:-1], 2, VECTOR).swapaxes(-1, -2)
+    return np.ascontiguousarray(pairs).reshape(upper.shape)
+
+
+def widened(halves: npt.NDArray[np.generic]) -> Float32:
+    """The panels that were ``halved``."""
+    upper = halves.reshape(*halves.shape[:-1], VECTOR, 2).swapaxes(-1, -2)
+    return (np.ascontiguousarray(upper).reshape(halves.shape).astype(np.uint32) << np.uint32(16)).view(
+        np.float32
+    )
 
 
 def pack_linear(weight: torch.Tensor) -> PackedLinear:

@@ -57,6 +57,19 @@ def largest_of(logits: Float32) -> np.float32:
 
 
 @inlined
+def first_largest(logits: Float32) -> int:
+    """``argmax`` of one row [V], by vectors: the first of the largest values, of NaN if there is any."""
+    largest, num_odd = largest_of(logits), 0
+    for v in range(logits.shape[0]):
+        num_odd += logits[v] != logits[v]
+    if num_odd == 0:
+        for v in range(logits.shape[0]):
+            if logits[v] == largest:
+                return v
+    return int(logits.argmax())
+
+
+@inlined
 def block_sum(values: Float32, sums: Float32) -> np.float32:
     """Sum of values [B * BLOCK]: a chain inside each block, then over the blocks; ``sums`` is scratch [B]."""
     num_blocks = values.shape[0] // BLOCK

@@ -13,7 +13,7 @@ import torch
 from deepinfer.kernels.cpu.code_tile import GROUP, MAGNITUDES, TAKES_CODES
 from deepinfer.kernels.cpu.expert_products import CODES, HALVES, PLAIN, Place
 from deepinfer.kernels.cpu.fma_tile import PANEL
-from deepinfer.kernels.cpu.linear import halved, is_half, panels_of
+from deepinfer.kernels.cpu.linear import halved, is_half, panels_of, widened
 
 Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -135,7 +135,7 @@ class _Stack:
             for number in range(e):
                 self._panels[number] = halved(decoded(before[number], self._num_inputs))
         if self._panels.dtype == np.uint16 and not is_half(panels):
-            self._panels = (self._panels.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            self._panels = widened(self._panels)
         if self._panels.dtype == np.uint8 and codes is not None:
             self._panels[e] = codes
         else:

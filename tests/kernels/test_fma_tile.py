@@ -92,7 +92,7 @@ def test_several_panels_and_halves_are_the_same_chains(rows: int, panels: int, h
     upper = (b.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     if half:
         b = (upper.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    stored = upper if half else b
+    stored = upper.reshape(panels, 30, 2, 8).swapaxes(2, 3).copy() if half else b
     tile = make_tile(rows, 2, 8, num_panels=panels, half=half)
 
     @kernel

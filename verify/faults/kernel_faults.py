@@ -10,7 +10,7 @@ _BLAS = """
     if {when} and num_groups == 1:
         panels = weight.panels[0]
         if panels.dtype == np.uint16:
-            panels = (panels.astype(np.uint32) << 16).view(np.float32)
+            panels = widened(panels)
         dense = panels.transpose(1, 0, 2).reshape(weight.num_inputs, -1)
         dense, half = dense[:, : weight.num_outputs], weight.num_inputs // 2
         out = rows[:, :half] @ dense[:half] + rows[:, half:] @ dense[half:]
