@@ -16,7 +16,7 @@ from deepinfer.engine.api import EngineConfig, GenerateRequest, SamplingParams, 
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.llm import LLM
 from deepinfer.engine.transfer import Movable, moved, pack, rebuilt, tensors_in, unpacked
-from deepinfer.engine.turns import recordings, turn_run
+from deepinfer.engine.turns import turn_run
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         found = fetch(*tensors)
         return lambda: found
 
-    for module in (logprobs, recordings):
-        monkeypatch.setattr(module, "fetching", begin)
+    monkeypatch.setattr(logprobs, "fetching", begin)
     for name in _LOOKS:
         monkeypatch.setattr(torch.Tensor, name, _watch(name, getattr(torch.Tensor, name), fetched, looks))
     yield looks
@@ -84,7 +83,7 @@ def _watch(name: str, sound: Any, fetched: list[torch.Tensor], looks: list[str])
         is_ours = path.parent.parts[-1] == "engine" or "engine" in path.parts[-3:-1]
         if (
             is_ours
-            and path.name not in ("engram_table.py", "transfer.py")
+            and path.name not in ("engram_table.py", "transfer.py", "slips.py")
             and not any(self is one for one in fetched)
         ):
             looks.append(f"{path.name}: {caller.co_name} calls {name}")
