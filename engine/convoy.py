@@ -88,7 +88,13 @@ class Convoy:
         for place, block in enumerate(blocks):
             self._ahead[place, : block.size] = block.tokens
         self._flights = deque([air])
+        self._set_constants()
         self._late = LateTokens(len(members), _LATE)
+
+    def _set_constants(self) -> None:
+        """Rows of all members, and drafts of none; who meets these very arrays need not look into them."""
+        self._everyone = np.arange(len(self._members))
+        self._none = np.zeros(len(self._members), np.int64)
 
     def step(self) -> TurnRecords | None:
         """Start the next turn, land the one in the air; None if the engine loop has to do that."""
@@ -118,27 +124,36 @@ class Convoy:
         if not self._has_room(going, unseen.most):
             return False
         air = self._flights[-1]
-        drafts = np.where(going, np.minimum(unseen.most, self._room - self._known), 0)
-        if not np.array_equal(drafts, air.drafts):
+        is_whole = count == len(self._members)
+        drafts = self._drafts(going, unseen.most)
+        if drafts is not air.drafts and not np.array_equal(drafts, air.drafts):
             self._shares = shares_of(self._members, drafts)
         shares = tuple(self._shares)
-        if count < len(shares):
-            shares = tuple(share for share, goes in zip(shares, going.tolist(), strict=True) if goes)
+        rows = self._everyone
         columns = TurnColumns(
-            slots=self._slots[going], drafts=drafts[going], starts=np.full(count, FROM_DEVICE),
-            ends=(self._known + 1 + air.drafts)[going], contexts=self._contexts[going],
+            slots=self._slots, drafts=drafts, starts=np.full(len(drafts), FROM_DEVICE),
+            ends=self._known + 1 + air.drafts, contexts=self._contexts,
         )  # fmt: skip
+        if not is_whole:
+            shares = tuple(share for share, goes in zip(shares, going.tolist(), strict=True) if goes)
+            rows, columns = np.where(going, np.cumsum(going) - 1, -1), columns.of(going)
         work = loop.turns.ready_left(shares, columns, drafting, num_drafted, unseen.total, loop.saved)
         num_drafts = int(drafts.sum()) if unseen.total is None else unseen.total
         wait = loop.runner.start(work)
         loop.flights.append(InFlight(shares, num_drafts, drafting, num_drafted, wait, True))
-        self._flights.append(Air(np.where(going, np.cumsum(going) - 1, -1), drafts, []))
+        self._flights.append(Air(rows, drafts, []))
         stats = loop.scheduler.stats
         stats.num_steps += 1
         stats.num_ahead += 1
         stats.num_unseen += 1
         stats.num_rows += count + int(drafts.sum())
         return True
+
+    def _drafts(self, going: Bools, most: int) -> Int64:
+        """Drafts that each has rows for; the very array of the turn in the air where nobody has any."""
+        if most == 0:
+            return self._none
+        return np.where(going, np.minimum(most, self._room - self._known), 0)
 
     def _has_room(self, going: Bools, num_drafts: int) -> bool:
         """Get blocks for who needs one, and for drafts if some are free; false if a row gets none."""
@@ -166,10 +181,12 @@ class Convoy:
             for sequence, num_drafts in air.strangers:
                 sequence.num_in_flight -= 1
                 sequence.num_drafts_in_flight -= num_drafts
-            for place in np.flatnonzero(self._flights[0].rows < 0).tolist():
-                self._members[place].num_in_flight -= 1
-            if not np.array_equal(air.drafts, self._flights[0].drafts):
-                for sequence, num_drafts in zip(self._members, self._flights[0].drafts.tolist(), strict=True):
+            behind = self._flights[0]
+            if behind.rows is not self._everyone:
+                for place in np.flatnonzero(behind.rows < 0).tolist():
+                    self._members[place].num_in_flight -= 1
+            if air.drafts is not behind.drafts and not np.array_equal(air.drafts, behind.drafts):
+                for sequence, num_drafts in zip(self._members, behind.drafts.tolist(), strict=True):
                     sequence.num_drafts_in_flight = num_drafts
             loop.scheduler.land()
         assert isinstance(result, TurnResult), "a flight of a convoy is a turn"
@@ -262,6 +279,7 @@ class Convoy:
         self._ends, self._asks, self._stops = self._ends[kept], self._asks[kept], stops_of(self._members)
         self._ahead, self._sure, self._num_ahead = self._ahead[kept], self._sure[kept], self._num_ahead[kept]
         self._flights = deque([Air(air.rows[kept], air.drafts[kept], air.strangers)])
+        self._set_constants()
         self._late.keep(kept)
 
     def tell(self) -> None:

@@ -49,8 +49,10 @@ class Drawn:
 
         ``ends`` bool [R] says who ends with the end token; ``stops`` have more such tokens of single ones.
         """
+        if width == 1:
+            return cls._of_single_rows(outcome, rows, ends, eos_token_id, stops)
         accepted = outcome.accepted[rows]
-        first = rows if width == 1 else (np.cumsum(outcome.count) - outcome.count)[rows]
+        first = (np.cumsum(outcome.count) - outcome.count)[rows]
         number = np.arange(width)
         places = np.minimum(first[:, None] + number, len(outcome.ids) - 1)
         tokens, stands = outcome.ids[places], number <= accepted[:, None]
@@ -67,8 +69,25 @@ class Drawn:
             is_stopped=is_stopped,
         )  # fmt: skip
 
+    @classmethod
+    def _of_single_rows(
+        cls, outcome: Outcome, rows: Int64, ends: Bools, eos_token_id: int, stops: Mapping[int, Items[int]]
+    ) -> Drawn:
+        """The same without drafts, where every token stands."""
+        count, ids = len(rows), outcome.ids[rows]
+        is_stopped = ends & (ids == eos_token_id)
+        for place, asked in stops.items():
+            is_stopped[place] |= ids[place] in asked
+        return cls(
+            tokens=ids[:, None], places=rows[:, None], stands=np.ones((count, 1), np.bool_),
+            counts=np.ones(count, np.int64), verified=np.zeros((count, 2), np.int64), is_stopped=is_stopped,
+        )  # fmt: skip
+
     def is_sound(self, outcome: Outcome) -> bool:
         """Whether what stands was drawn from finite logits."""
+        if self.tokens.shape[1] == 1:
+            least, raw = int(self.tokens.min()), outcome.raw[self.places[:, 0]]
+            return least >= 0 and bool(np.isfinite(raw).all())
         places, tokens = self.places[self.stands], self.tokens[self.stands]
         return bool(np.isfinite(outcome.raw[places]).all() and (tokens >= 0).all())
 
@@ -91,6 +110,10 @@ class LateTokens:
 
     def note(self, drawn: Drawn) -> None:
         """Keep what stands."""
+        if drawn.tokens.shape[1] == 1:
+            self._tokens[np.arange(len(self._counts)), self._counts] = drawn.tokens[:, 0]
+            self._counts += 1
+            return
         places, numbers = np.nonzero(drawn.stands)
         self._tokens[places, self._counts[places] + numbers] = drawn.tokens[places, numbers]
         self._counts += drawn.counts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import replace
 
 import numpy as np
 
@@ -111,10 +110,8 @@ class HostTable:
         slots, drafts, count = columns.slots, columns.drafts, len(columns.slots)
         reach = columns.ends + drafts
         total = int(drafts.sum()) if num_shared_out is None else num_shared_out
-        shape = self._shape(count, total, reach, int(self._num_held[slots].max()))
-        shape = fit(
-            replace(shape, drafting=drafting, num_drafted=num_drafted, is_shared_out=bool(num_shared_out))
-        )
+        most_held = int(self._num_held[slots].max())
+        shape = fit(self._shape(count, total, reach, most_held, drafting, num_drafted, bool(num_shared_out)))
         table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
         table[:, SLOT] = -1
         mine = table[:count]
@@ -159,7 +156,17 @@ class HostTable:
             if count:
                 row[before + 1 : before + 1 + count] = sequence.drafts.tokens[:count]
 
-    def _shape(self, num_sequences: int, num_drafts: int, ends: Int64, num_blocks: int) -> TurnShape:
+    def _shape(
+        self,
+        num_sequences: int,
+        num_drafts: int,
+        ends: Int64,
+        num_blocks: int,
+        drafting: Drafting,
+        num_drafted: int,
+        is_shared_out: bool,
+    ) -> TurnShape:
+        longest = int(ends.max())
         has_drafts = num_drafts > 0
         bucket = sequence_bucket(num_sequences)
         return TurnShape(
@@ -172,10 +179,13 @@ class HostTable:
                 (
                     ratio,
                     _power(int((ends // ratio).sum()), _FEWEST_ENTRIES * bucket),
-                    _power(int(ends.max()) // ratio, _FEWEST_ENTRIES),
+                    _power(longest // ratio, _FEWEST_ENTRIES),
                 )
                 for ratio in self._layout.ratios
             ),
+            drafting=drafting,
+            num_drafted=num_drafted,
+            is_shared_out=is_shared_out,
         )
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from deepinfer.engine.speculation.timing import Drafting
 from deepinfer.engine.step_plan import Int64
 from deepinfer.kernels.turn_operands import NUM_FIXED
@@ -33,6 +36,16 @@ class TurnColumns:
     starts: Int64
     ends: Int64
     contexts: Int64
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> TurnColumns:
+        """Those of some sequences."""
+        return TurnColumns(
+            slots=self.slots[chosen],
+            drafts=self.drafts[chosen],
+            starts=self.starts[chosen],
+            ends=self.ends[chosen],
+            contexts=self.contexts[chosen],
+        )
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,17 @@ class TurnRecords(Sequence[TokenRecord]):
         ends: Mapping[int, tuple[FinishReason, int, int]],
     ) -> TurnRecords:
         """Of each sequence the first ``counts`` int64 [R] tokens, behind ``known`` int64 [R] earlier ones."""
+        if drawn.tokens.shape[1] == 1 and counts.all():
+            single = drawn.places[:, 0]
+            return cls(
+                names=names,
+                owners=np.arange(len(single)),
+                token_ids=drawn.tokens[:, 0],
+                positions=known,
+                raw=outcome.raw[single],
+                processed=outcome.processed[single],
+                ends=ends,
+            )
         owners, numbers = np.nonzero(np.arange(drawn.tokens.shape[1]) < counts[:, None])
         places = drawn.places[owners, numbers]
         return cls(
