@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,22 @@ from deepinfer.kernels.turn_operands import (
 )
 
 _FEWEST_ENTRIES, _FEWEST_BLOCKS = 256, 4
+
+
+class Drafted(NamedTuple):
+    """What a turn does about drafts.
+
+    Attributes:
+        mode: for the next ones.
+        num_made: of each sequence.
+        num_rows: rows for those there are.
+        is_shared_out: whether the device gives each sequence its share of these.
+    """
+
+    mode: Drafting
+    num_made: int
+    num_rows: int
+    is_shared_out: bool
 
 
 class HostTable:
@@ -69,8 +86,15 @@ class HostTable:
                 are then the most of each.
             fit: gives the shape to play one in, which may be larger.
         """
-        columns = self._columns(shares, vocab_size, is_left)
-        shape, table = self.filled(columns, drafting, num_drafted, num_shared_out, fit)
+        if len(shares) == 1:
+            sequence, mine = shares[0][0], shares[0][2]
+            self._refresh_new(sequence, vocab_size)
+            total = mine if num_shared_out is None else num_shared_out
+            drafts = Drafted(drafting, num_drafted, total, bool(num_shared_out))
+            shape, table = self._of_one(sequence, mine, is_left[0], drafts, fit)
+        else:
+            columns = self._columns(shares, vocab_size, is_left)
+            shape, table = self.filled(columns, drafting, num_drafted, num_shared_out, fit)
         if not all(is_left):
             target = table[: len(shares), shape.first_id : shape.first_block]
             self._write_ids(target, shares, is_left, shape)
@@ -79,13 +103,7 @@ class HostTable:
     def _columns(self, shares: Items[Share], vocab_size: int, is_left: Items[bool]) -> TurnColumns:
         sequences = [share[0] for share in shares]
         for sequence in sequences:
-            slot, blocks = sequence.slot, sequence.blocks
-            if (
-                self._owners[slot] is not sequence
-                or self._held[slot] is not blocks
-                or self._num_held[slot] != len(blocks)
-            ):
-                self.refresh(sequence, vocab_size)
+            self._refresh_new(sequence, vocab_size)
         ends = np.array([s.most_tokens for s in sequences])
         return TurnColumns(
             slots=np.array([s.slot for s in sequences]),
@@ -110,8 +128,9 @@ class HostTable:
         slots, drafts, count = columns.slots, columns.drafts, len(columns.slots)
         reach = columns.ends + drafts
         total = int(drafts.sum()) if num_shared_out is None else num_shared_out
-        most_held = int(self._num_held[slots].max())
-        shape = fit(self._shape(count, total, reach, most_held, drafting, num_drafted, bool(num_shared_out)))
+        asked = Drafted(drafting, num_drafted, total, bool(num_shared_out))
+        sums = [int((reach // ratio).sum()) for ratio in self._layout.ratios]
+        shape = fit(self._shape(count, asked, sums, int(reach.max()), int(self._num_held[slots].max())))
         table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
         table[:, SLOT] = -1
         mine = table[:count]
@@ -156,36 +175,65 @@ class HostTable:
             if count:
                 row[before + 1 : before + 1 + count] = sequence.drafts.tokens[:count]
 
-    def _shape(
+    def _of_one(
         self,
-        num_sequences: int,
+        sequence: Sequence,
         num_drafts: int,
-        ends: Int64,
-        num_blocks: int,
-        drafting: Drafting,
-        num_drafted: int,
-        is_shared_out: bool,
+        is_left: bool,
+        drafts: Drafted,
+        fit: Callable[[TurnShape], TurnShape],
+    ) -> tuple[TurnShape, Int64]:
+        """``filled`` for a single sequence, number by number: arrays of one element cost more."""
+        slot, ends = sequence.slot, sequence.most_tokens
+        reach = ends + num_drafts
+        sums = [reach // ratio for ratio in self._layout.ratios]
+        shape = fit(self._shape(1, drafts, sums, reach, int(self._num_held[slot])))
+        table = np.zeros((shape.num_sequences, shape.num_columns), np.int64)
+        if len(table) > 1:
+            table[1:, SLOT] = -1
+            table[1:, shape.first_base : shape.first_base + len(sums)] = sums
+        mine = table[0]
+        mine[:NUM_FIXED] = self._fixed[slot]
+        mine[START], mine[DRAFTS] = FROM_DEVICE if is_left else ends - 1, num_drafts
+        mine[LIMIT], mine[CONTEXT] = self._limits[slot], max(int(mine[LOW]), sequence.draft_from)
+        mine[shape.first_block :] = self._blocks[slot, : shape.num_blocks]
+        return shape, table
+
+    def _refresh_new(self, sequence: Sequence, vocab_size: int) -> None:
+        """``refresh`` if anything of the sequence is new."""
+        slot, blocks = sequence.slot, sequence.blocks
+        if (
+            self._owners[slot] is not sequence
+            or self._held[slot] is not blocks
+            or self._num_held[slot] != len(blocks)
+        ):
+            self.refresh(sequence, vocab_size)
+
+    def _shape(
+        self, num_sequences: int, drafts: Drafted, sums: Items[int], longest: int, num_blocks: int
     ) -> TurnShape:
-        longest = int(ends.max())
-        has_drafts = num_drafts > 0
+        """``sums`` are entries of all sequences by ratio, ``longest`` the tokens of the longest one."""
+        has_drafts = drafts.num_rows > 0
         bucket = sequence_bucket(num_sequences)
         return TurnShape(
             num_sequences=bucket,
-            num_rows=row_bucket(bucket + num_drafts) if has_drafts else bucket,
+            num_rows=row_bucket(bucket + drafts.num_rows) if has_drafts else bucket,
             width=1 + self._layout.max_drafts if has_drafts else 1,
             num_blocks=min(_power(num_blocks, _FEWEST_BLOCKS), self._blocks.shape[1]),
             history=self._layout.history,
             entries=tuple(
-                (
-                    ratio,
-                    _power(int((ends // ratio).sum()), _FEWEST_ENTRIES * bucket),
-                    _power(longest // ratio, _FEWEST_ENTRIES),
-                )
-                for ratio in self._layout.ratios
+                [
+                    (
+                        ratio,
+                        _power(count, _FEWEST_ENTRIES * bucket),
+                        _power(longest // ratio, _FEWEST_ENTRIES),
+                    )
+                    for ratio, count in zip(self._layout.ratios, sums, strict=True)
+                ]
             ),
-            drafting=drafting,
-            num_drafted=num_drafted,
-            is_shared_out=is_shared_out,
+            drafting=drafts.mode,
+            num_drafted=drafts.num_made,
+            is_shared_out=drafts.is_shared_out,
         )
 
 
