@@ -110,15 +110,16 @@ def host_step(chunks: Sequence[Chunk], rule: PrefillRule, layout: StepLayout) ->
     groups = {ratio: plan_groups(plan, ratio, layout.max_drafts) for ratio in layout.ratios}
     slots = np.array([chunk.slot for chunk in plan.chunks], np.int64)
     is_shared = plan.decoder is plan.encoder
+    # keywords are evaluated in their order: ids come last, since drafts may be waited for there
     return Step(
         plan=plan,
-        token_ids=torch.from_numpy(np.ascontiguousarray(plan.token_ids)),
-        recent_ids=torch.from_numpy(plan.recent_ids),
         encoder=_rows(plan.encoder, slots, layout, groups),
         kept=torch.from_numpy(plan.kept),
         own_decoder=None if is_shared else _rows(plan.decoder, slots, layout, groups),
         groups={ratio: _groups(group) for ratio, group in groups.items()},
         tables=torch.from_numpy(block_tables(plan.chunks)),
+        recent_ids=torch.from_numpy(plan.recent_ids),
+        token_ids=torch.from_numpy(np.ascontiguousarray(plan.token_ids)),
     )
 
 

@@ -236,7 +236,7 @@ class LLM:
         slots = np.full_like(positions, number)
         low = np.full_like(positions, self.rule.low(len(ids)))
         anchors = Anchors(*(torch.from_numpy(part) for part in (golden, positions, slots, low)))
-        out = self._draft.propose(moved(anchors, self.ops.device), wave.caches)
+        out = self._draft.propose(moved(anchors, self.ops.device), wave.caches)()
         return DraftResult(
             request_id=request.request_id,
             anchors=positions.astype(np.int32),

@@ -269,6 +269,7 @@ class Scheduler:
             self.pool.release(block)
         sequence.blocks = []
         sequence.num_computed = 0
+        sequence.drafts.wait()  # until then its contexts are read, in a slot that is somebody else's next
         sequence.drafts, sequence.draft_from = NO_DRAFTS, 0
         if sequence.slot >= 0:
             self.free_slots.append(sequence.slot)

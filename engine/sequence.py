@@ -141,9 +141,7 @@ class Sequence:
     def chunk(self, num_rows: int, num_drafts: int = 0) -> Chunk:
         """The next ``num_rows`` known positions and ``num_drafts`` drafts as a chunk of a step."""
         size = self.num_tokens
-        if num_drafts:
-            self._make_room(num_drafts)
-            self._known[size : size + num_drafts] = self.drafts.tokens[:num_drafts]
+        self._make_room(num_drafts)
         return Chunk(
             token_ids=self._known[: size + num_drafts],
             start=self.num_computed,
@@ -152,4 +150,5 @@ class Sequence:
             slot=self.slot,
             blocks=np.array(self.blocks, np.int64),
             num_drafts=num_drafts,
+            drafts=self.drafts if num_drafts else None,
         )

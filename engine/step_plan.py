@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,14 @@ from deepinfer.engine.prefill import PrefillRule
 Int64 = npt.NDArray[np.int64]
 BLOCK_TOKENS = 128
 """Tokens of a cache block; a layer that owns compressed entries keeps 128 / ratio of them in it."""
+
+
+class ComingIds(Protocol):
+    """Drafted ids."""
+
+    @property
+    def tokens(self) -> Int64:
+        """int64 [B], as soon as they are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +44,7 @@ class Chunk:
         slot: the sequence's state slot.
         blocks: int64 [>= ceil(end / 128)], its block table.
         num_drafts: how many of the last positions hold drafts; planning treats them as any other.
+        drafts: who knows their ids, perhaps not yet; None if ``token_ids`` has them.
     """
 
     token_ids: Int64
@@ -43,6 +54,12 @@ class Chunk:
     slot: int
     blocks: Int64
     num_drafts: int = 0
+    drafts: ComingIds | None = None
+
+    def fill(self) -> None:
+        """Write the ids of drafts behind the known ones."""
+        if self.drafts is not None:
+            self.token_ids[self.end - self.num_drafts : self.end] = self.drafts.tokens[: self.num_drafts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,19 +103,32 @@ class StepPlan:
 
     Attributes:
         chunks: the sequences' chunks in packed order.
-        token_ids: int64 [T].
-        recent_ids: int64 [T, n], own id first, then the ids before it, -1 before the start (Engram history).
+        history: n, ids that a row's Engram hash needs, its own included.
         encoder: all rows.
         kept: int64 [T'], which of them the decoder layers compute.
         decoder: those rows with their own window; the very object ``encoder`` in mode off.
     """
 
     chunks: tuple[Chunk, ...]
-    token_ids: Int64
-    recent_ids: Int64
+    history: int
     encoder: PlannedRows
     kept: Int64
     decoder: PlannedRows
+
+    @cached_property
+    def recent_ids(self) -> Int64:
+        """int64 [T, n], own id first, then the ids before it, -1 before the start (Engram history).
+
+        Nothing else of a plan needs ids, so drafts may be on their way until this is asked for.
+        """
+        for chunk in self.chunks:
+            chunk.fill()
+        return _recent(self.chunks, self.encoder.chunk, self.history)
+
+    @property
+    def token_ids(self) -> Int64:
+        """int64 [T]."""
+        return self.recent_ids[:, 0]
 
     def entries(self, ratio: int) -> EntryMap:
         """Entries of every sequence up to the end of its chunk, for sources of this ratio."""
@@ -212,7 +242,6 @@ def plan_step(chunks: Sequence[Chunk], rule: PrefillRule, history: int) -> StepP
     counts = packed.end - packed.start
     owner = np.repeat(np.arange(len(chunks)), counts)
     positions = _ragged(packed.start, counts)
-    recent = _recent(chunks, owner, history)
     first = rule.decoder_starts(packed.start, packed.end, packed.prompt_length)
     kept = _ragged(_starts(counts) + first - packed.start, packed.end - first)
     kept_owner, kept_positions = owner[kept], positions[kept]
@@ -225,8 +254,7 @@ def plan_step(chunks: Sequence[Chunk], rule: PrefillRule, history: int) -> StepP
         decoder = _plan_rows(packed, first, kept_positions, kept_owner, decoder_low, low, rule.window)
     return StepPlan(
         chunks=tuple(chunks),
-        token_ids=recent[:, 0],
-        recent_ids=recent,
+        history=history,
         encoder=encoder,
         kept=kept,
         decoder=decoder,

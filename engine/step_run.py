@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +15,12 @@ import torch
 from deepinfer.engine.batch import Step
 from deepinfer.engine.cache.caches import Caches
 from deepinfer.engine.cache.step_view import StepView
+from deepinfer.engine.drawn_rows import DrawnRows, draw
 from deepinfer.engine.logprobs import HiddenRows, fill_sheets
 from deepinfer.engine.model.transformer import Hidden, Transformer
-from deepinfer.engine.sampler import Sampled, describe_rows, draw_rows
+from deepinfer.engine.sampler import Sampled
 from deepinfer.engine.scheduler import Share
 from deepinfer.engine.sequence import Sequence
-from deepinfer.engine.speculation.acceptance import emitted_rows
 from deepinfer.engine.speculation.drafter import Drafter, DraftPoint
 from deepinfer.engine.speculation.drafts import NO_DRAFTS, Drafts
 from deepinfer.engine.speculation.timing import Drafting
@@ -29,7 +28,7 @@ from deepinfer.engine.step_graphs import StepGraphs
 from deepinfer.engine.step_records import boundaries
 from deepinfer.engine.stopping import is_stop_token
 from deepinfer.engine.torch_threads import torch_threads_of
-from deepinfer.engine.transfer import fetched, moved
+from deepinfer.engine.transfer import moved
 
 
 class Answer(NamedTuple):
@@ -118,15 +117,21 @@ class StepRun:
         saved = self._boundaries()
         if not complete:
             return StepResult(boundaries=saved)
-        sampled, rows, logits = self._sample(complete, hidden.normed)
-        answers = self._answers([self.shares[i] for i in complete], sampled, rows)
-        if self.drafter is not None and self.drafting is Drafting.ON:
+        drawn = self._draw(complete, hidden.normed)
+        shares = [self.shares[i] for i in complete]
+        if self.drafter is None or self.drafting is not Drafting.ON:
+            sampled = drawn.describe(self.model.ops)  # in one copy with the tokens
+            answers = self._answers(shares, drawn.tokens())
+        else:
+            # drafts may be made while the rest goes on, up to the plan of the next step
+            answers = self._answers(shares, drawn.tokens())
             answers = with_drafts(self.drafter, answers, self.view.caches, self.num_drafted)
+            sampled = drawn.describe(self.model.ops)
         return StepResult(
             answers=tuple(answers),
             boundaries=saved,
             sampled=sampled,
-            logits=logits,
+            logits=drawn.logits,
         )
 
     def _forward(self, with_features: bool) -> Hidden:
@@ -144,45 +149,19 @@ class StepRun:
         picked = np.flatnonzero(rows.positions < ends[rows.chunk])
         fill_sheets(self.model, HiddenRows(normed, rows.chunk, rows.positions), sheets, picked)
 
-    def _sample(
-        self, complete: Items[int], normed: torch.Tensor
-    ) -> tuple[Sampled, list[range], torch.Tensor]:
+    def _draw(self, complete: Items[int], normed: torch.Tensor) -> DrawnRows:
         """Draw a token for the last known row and every drafted row of the given shares; keep what stands."""
-        shares, device = [self.shares[i] for i in complete], self.model.ops.device
+        shares = [self.shares[i] for i in complete]
         if sum([1 + share.num_drafts for share in shares]) < len(normed):  # else all of them, in their order
             ends = np.searchsorted(self.step.plan.decoder.chunk, complete, side="right")  # sorted by chunk
             last = [np.arange(end - 1 - s.num_drafts, end) for end, s in zip(ends, shares, strict=True)]
-            normed = normed[moved(torch.from_numpy(np.concatenate(last)), device)]
-        logits = self.model.logits(normed)
-        owners = [(s.sequence, j) for s in shares for j in range(1 + s.num_drafts)]
-        params = [sequence.request.params for sequence, _ in owners]
-        positions = [sequence.num_tokens + j for sequence, j in owners]
-        ids, processed = draw_rows(
-            self.model.ops,
-            logits,
-            params,
-            [sequence.seed for sequence, _ in owners],
-            positions,
-            [sequence.sample_index for sequence, _ in owners],
-        )
-        rows = [range(row, row + 1) for row in range(len(owners))]
-        if len(owners) > len(shares):  # else nothing has to be waited for yet
-            drafts = [s.sequence.drafts.tokens[: s.num_drafts].tolist() for s in shares]
-            rows = emitted_rows(fetched(ids)[0].tolist(), drafts)
-        kept = list(chain.from_iterable(rows))
-        if len(kept) < len(owners):
-            # of one sequence the first rows stand, which takes no copy
-            picked = slice(len(kept)) if len(shares) == 1 else moved(torch.tensor(kept), device)
-            logits, ids, processed = logits[picked], ids[picked], processed[picked]
-            params, positions = [params[row] for row in kept], [positions[row] for row in kept]
-        sampled = describe_rows(self.model.ops, logits, ids, processed, params, positions)
-        return sampled, rows, logits
+            normed = normed[moved(torch.from_numpy(np.concatenate(last)), self.model.ops.device)]
+        return draw(self.model.ops, self.model.logits(normed), shares)
 
-    def _answers(self, shares: Items[Share], sampled: Sampled, rows: Items[range]) -> list[Answer]:
+    def _answers(self, shares: Items[Share], tokens: Items[list[int]]) -> list[Answer]:
         answers, first = [], 0
-        for share, mine in zip(shares, rows, strict=True):
-            tokens = sampled.token_ids[first : first + len(mine)].tolist()
-            answers.append(answer_of(share, tokens, first, self.model.config.eos_token_id))
+        for share, mine in zip(shares, tokens, strict=True):
+            answers.append(answer_of(share, mine, first, self.model.config.eos_token_id))
             first += len(mine)
         return answers
 
@@ -222,7 +201,8 @@ def with_drafts(drafter: Drafter, answers: list[Answer], caches: Caches, num_dra
     for number, answer in enumerate(answers):
         sequence = answer.share.sequence
         num_tokens = sequence.num_tokens + len(answer.token_ids)
-        if not answer.is_over and num_tokens + 1 < sequence.max_tokens:
+        is_token = answer.token_ids[-1] >= 0  # else its logits are not finite, which ends the run
+        if is_token and not answer.is_over and num_tokens + 1 < sequence.max_tokens:
             points.append(DraftPoint(sequence, answer.token_ids[-1], num_tokens - 1))
             drafted.append(number)
     if points:

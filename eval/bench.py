@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from deepinfer.engine import core, step_run
+from deepinfer.engine import core, drawn_rows
 from deepinfer.engine.api import (
     Device,
     EngineConfig,
@@ -225,8 +225,8 @@ def _share_outside(steps: Callable[[], None]) -> float:
     inside = (
         (Transformer, "forward"),
         (Transformer, "logits"),
-        (step_run, "draw_rows"),
-        (step_run, "describe_rows"),
+        (drawn_rows, "draw_rows"),
+        (drawn_rows, "describe_rows"),
     )
     with ExitStack() as stack:
         step = stack.enter_context(timed(core.EngineCore, "step"))

@@ -177,8 +177,11 @@ class ChainOps(Protocol):
         layers: Sequence[WindowLayer],
         pools: Sequence[BoundRecords],
         head: DraftHead,
-    ) -> DraftOutput:
-        """``draft_rows``, ``window_layers`` and ``draft_decode``; of ``rotary`` the table alone is read."""
+    ) -> Callable[[], DraftOutput]:
+        """``draft_rows``, ``window_layers`` and ``draft_decode``, to be asked for when they are needed.
+
+        Of ``rotary`` the table alone is read. Nobody may change the pools until the drafts are there.
+        """
 
     def draft_contexts(
         self,

@@ -190,17 +190,19 @@ def draft_block(
     layers: Sequence[WindowLayer],
     pools: Sequence[BoundRecords],
     head: DraftHead,
-) -> DraftOutput:
+) -> Callable[[], DraftOutput]:
     """Drafts of all blocks, from their anchors to their tokens; arguments as in the chains it runs.
 
-    ``rotary`` is asked for its table alone: the positions are those of the rows.
+    What comes back gives them: they may be made while the host does other work. Until then nobody may change
+    the pools. ``rotary`` is asked for its table alone: the positions are those of the rows.
     """
     rows = ops.draft_rows(golden, positions, slots, low, embedding, shape, ring)
     here = Rotary(rotary.cos, rotary.sin, rows.positions)
     streams, pre = ops.window_layers(
         rows.streams, rows.pre, layers, here, pools, rows.records, rows.places, rows.own
     )
-    return ops.draft_decode(streams, pre, golden, head)
+    drafted = ops.draft_decode(streams, pre, golden, head)
+    return lambda: drafted
 
 
 def markov_decode(

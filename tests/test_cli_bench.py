@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from deepinfer.cli import main
 from deepinfer.commands.bench import render, to_document
-from deepinfer.engine import core, step_run
+from deepinfer.engine import core, drawn_rows
 from deepinfer.engine.api import EngineConfig, Profile
 from deepinfer.engine.errors import InputError
 from deepinfer.engine.model.transformer import Transformer
@@ -81,7 +81,7 @@ def test_variants_take_turns_and_the_first_turn_is_not_timed() -> None:
 
 
 def test_nothing_stays_replaced(result: BenchResult) -> None:
-    for function in (core.EngineCore.step, Transformer.forward, Transformer.logits, step_run.draw_rows):
+    for function in (core.EngineCore.step, Transformer.forward, Transformer.logits, drawn_rows.draw_rows):
         assert "timed_function" not in function.__qualname__
 
 

@@ -5,6 +5,7 @@ model.md section 7.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
@@ -119,8 +120,10 @@ class Draft:
 
     def propose(
         self, anchors: Anchors, caches: Caches, probe: Probe = no_probe, num_drafts: int | None = None
-    ) -> DraftOutput:
+    ) -> Callable[[], DraftOutput]:
         """Draft greedily from every anchor (sections 7.2 to 7.4); caches stay as they are.
+
+        What comes back waits for the drafts, which may be made meanwhile; see ``Ops.draft_block``.
 
         ``num_drafts`` tokens are drafted by a block of so many rows, which costs less than a whole block. Its
         rows see each other, so these drafts may differ from the first ones of a whole block.
@@ -141,4 +144,4 @@ class Draft:
             probe("draft_streams", -1 - stage, streams)
         output = ops.draft_decode(streams, pre, anchors.golden, self.head)
         probe("draft_hidden", -1, output.hidden)
-        return output
+        return lambda: output

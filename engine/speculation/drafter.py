@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.model.draft import Anchors, Draft
 from deepinfer.engine.prefill import PrefillRule
 from deepinfer.engine.sequence import Sequence
-from deepinfer.engine.speculation.drafts import Drafts
+from deepinfer.engine.speculation.drafts import Drafts, Found
 from deepinfer.engine.transfer import fetched, moved
 from deepinfer.kernels.draft_operands import DraftOutput
 
@@ -57,6 +58,28 @@ class Drafter(Protocol):
         """``propose`` of so many drafts as work that may be recorded: it depends on tensors alone."""
 
 
+class DraftingPass:
+    """One pass over the blocks of several sequences, perhaps still on its way."""
+
+    def __init__(self, drafted: Callable[[], DraftOutput]) -> None:
+        """``drafted`` waits for it."""
+        self._drafted = drafted
+        self._found: Found | None = None
+
+    def end(self) -> Found:
+        """Wait for it: tokens and confidences of all."""
+        if self._found is None:
+            out = self._drafted()
+            tokens, confidences = fetched(out.tokens, out.confidences)
+            self._found = tokens.numpy()[:, 1:], confidences.numpy()
+        return self._found
+
+    def of(self, number: int) -> Found:
+        """What it drafted for one sequence."""
+        tokens, confidences = self.end()
+        return tokens[number], confidences[number]
+
+
 class ModelDrafter:
     """DSpark: the draft stages of the checkpoint (model.md section 7)."""
 
@@ -66,26 +89,29 @@ class ModelDrafter:
     def __init__(self, draft: Draft, rule: PrefillRule) -> None:
         """``rule`` says which context rows of a truncated prompt exist."""
         self._draft, self._rule = draft, rule
+        self._latest: DraftingPass | None = None
 
     def remember(self, features: torch.Tensor, step: Step, view: StepView) -> None:
         """Write the context latents of all rows; those of rejected rows are overwritten before use."""
+        if self._latest is not None:
+            self._latest.end()  # reads what is written over
         self._draft.write_context(features, step.decoder, view)
 
     def propose(self, points: Items[DraftPoint], caches: Caches, num_drafts: int) -> list[Drafts]:
-        """One pass over all blocks together."""
+        """One pass over all blocks together, which may run beside what the host does next."""
         positions = [point.position for point in points]
         self._draft.target.reserve(max(positions) + num_drafts)
         slots = [point.sequence.slot for point in points]
         low = [self._first_context(point.sequence) for point in points]
         table = np.array([[point.golden for point in points], positions, slots, low], np.int64)
         anchors = Anchors(*torch.from_numpy(table).unbind())
-        out = self._draft.propose(moved(anchors, self._draft.ops.device), caches, num_drafts=num_drafts)
-        tokens, confidences = fetched(out.tokens, out.confidences)
-        return [Drafts(*row) for row in zip(tokens.numpy()[:, 1:], confidences.numpy(), strict=True)]
+        here = moved(anchors, self._draft.ops.device)
+        begun = self._latest = DraftingPass(self._draft.propose(here, caches, num_drafts=num_drafts))
+        return [Drafts.coming(num_drafts, partial(begun.of, row)) for row in range(len(points))]
 
     def block(self, anchors: Anchors, caches: Caches, num_drafts: int) -> DraftOutput:
         """See ``Drafter``."""
-        return self._draft.propose(anchors, caches, num_drafts=num_drafts)
+        return self._draft.propose(anchors, caches, num_drafts=num_drafts)()
 
     def _first_context(self, sequence: Sequence) -> int:
         return max(self._rule.low(sequence.prompt_length), sequence.draft_from)

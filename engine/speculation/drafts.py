@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
 import numpy as np
 
 from deepinfer.engine.api import Float32Array
 from deepinfer.engine.step_plan import Int64
 
+Found = tuple[Int64, Float32Array]
+"""Tokens and confidences."""
 
-@dataclass(frozen=True)
+
 class Drafts:
     """What may follow the known tokens of a sequence.
 
-    Attributes:
-        tokens: int64 [B].
-        confidences: float32 [B], estimated probability that a token is accepted if those before it were.
+    They may be on their way still: how many there are is known, and who asks for anything else waits.
     """
 
-    tokens: Int64
-    confidences: Float32Array
+    __slots__ = ("_found", "_wait", "size")
+
+    def __init__(self, tokens: Int64, confidences: Float32Array) -> None:
+        """int64 [B]; float32 [B], estimated probability that one is accepted if those before it were."""
+        self.size = len(tokens)
+        self._found: Found | None = (tokens, confidences)
+        self._wait: Callable[[], Found] | None = None
+
+    @classmethod
+    def coming(cls, size: int, wait: Callable[[], Found]) -> Drafts:
+        """``size`` drafts that ``wait`` waits for."""
+        made = cls.__new__(cls)
+        made.size, made._found, made._wait = size, None, wait
+        return made
+
+    def wait(self) -> Found:
+        """Until they are there; then nobody reads the contexts that they were made from."""
+        if self._found is None:
+            assert self._wait is not None, "one of both is known"
+            self._found, self._wait = self._wait(), None
+        return self._found
 
     @property
-    def size(self) -> int:
-        """B."""
-        return len(self.tokens)
+    def tokens(self) -> Int64:
+        """int64 [B]."""
+        return self.wait()[0]
+
+    @property
+    def confidences(self) -> Float32Array:
+        """float32 [B]."""
+        return self.wait()[1]
 
 
 NO_DRAFTS = Drafts(np.empty(0, np.int64), np.empty(0, np.float32))

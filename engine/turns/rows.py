@@ -23,8 +23,7 @@ _UNPLANNED = PlannedRows(
 )
 ON_DEVICE = StepPlan(
     chunks=(),
-    token_ids=_NOTHING,
-    recent_ids=np.empty((0, 1), np.int64),
+    history=1,
     encoder=_UNPLANNED,
     kept=_NOTHING,
     decoder=_UNPLANNED,

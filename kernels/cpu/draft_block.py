@@ -10,7 +10,7 @@ Legend: A blocks of B rows, L layers, D model width, W window, C latent width, V
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -183,8 +183,8 @@ class DraftBlocks(DraftChains):
         layers: Sequence[WindowLayer],
         pools: Sequence[BoundRecords],
         head: DraftHead,
-    ) -> DraftOutput:
-        """See ``Ops``."""
+    ) -> Callable[[], DraftOutput]:
+        """See ``Ops``; helpers draft while the caller goes on."""
         count, size, width = len(golden), shape.size, embedding.shape[1]
         if size > ROWS_PER_TASK:
             raise ValueError(f"draft_block: blocks of {size} rows, at most {ROWS_PER_TASK} go")
@@ -200,18 +200,16 @@ class DraftBlocks(DraftChains):
         lines = self.table_of(layers), _lines_of(pools), self._line_of(head)
         cos, sin, flags = rotary.cos.numpy(), rotary.sin.numpy(), (self.round_caches, self.bf16)
         given = anchors, embedding.numpy(), numbers, (cos, sin), *lines, flags, found
-        if count == 1:
-            outside = draft_kernel(*given, 0, 1)
-        else:
-            parts = list[int]()
-            cost = size * (self.cost_of(layers) + head.head.panels.size)
-            self.workers.run(
-                count, 1, lambda low, high: parts.append(draft_kernel(*given, low, high)), item_cost=cost
-            )
-            outside = sum(parts)
-        refuse_outside("draft_block", outside, pools[0].layout)
-        flat = hidden.reshape(count * size, width)
-        return DraftOutput(*(torch.from_numpy(x) for x in (flat, *found[1:])))
+        outside: list[int] = []
+        end = self.workers.begin(count, lambda low, high: outside.append(draft_kernel(*given, low, high)))
+
+        def drafted() -> DraftOutput:
+            end()
+            refuse_outside("draft_block", sum(outside), pools[0].layout)
+            flat = hidden.reshape(count * size, width)
+            return DraftOutput(*(torch.from_numpy(x) for x in (flat, *found[1:])))
+
+        return drafted
 
     def keep_contexts(
         self,

@@ -46,14 +46,37 @@ class Workers:
             return
         parts = min(self.num_threads * parts_per_thread, num_grains)
         cuts = [min(num_items, (num_grains * part // parts) * grain) for part in range(parts + 1)]
-        waiting = iter(range(parts))  # next() on one iterator is atomic under the GIL
+        self._begin(self._pool, cuts, min(parts, self.num_threads) - 1, body)()
+
+    def begin(self, num_items: int, body: Callable[[int, int], None]) -> Callable[[], None]:
+        """Let helpers call ``body`` on items while the caller goes on; what comes back ends that.
+
+        Items that no helper has taken by then are the caller's, so nothing waits for a thread that gets no
+        processor. An error is raised there. Without helpers everything is done at once.
+        """
+        if self._pool is None:
+            body(0, num_items)
+            return lambda: None
+        parts = min(2 * self.num_threads, num_items)
+        cuts = [num_items * part // parts for part in range(parts + 1)]
+        return self._begin(self._pool, cuts, min(parts, self.num_threads - 1), body)
+
+    @staticmethod
+    def _begin(
+        pool: ThreadPoolExecutor, cuts: list[int], num_helpers: int, body: Callable[[int, int], None]
+    ) -> Callable[[], None]:
+        waiting = iter(range(len(cuts) - 1))  # next() on one iterator is atomic under the GIL
 
         def drain() -> None:
             for part in waiting:
                 body(cuts[part], cuts[part + 1])
 
-        helpers = [self._pool.submit(drain) for _ in range(min(parts, self.num_threads) - 1)]
-        drain()
-        for helper in helpers:
-            if not helper.cancel():  # one that never started has nothing left to do
-                helper.result()
+        helpers = [pool.submit(drain) for _ in range(num_helpers)]
+
+        def end() -> None:
+            drain()
+            for helper in helpers:
+                if not helper.cancel():  # one that never started has nothing left to do
+                    helper.result()
+
+        return end

@@ -104,7 +104,7 @@ class GoldenRun:
     def _drafted(self, anchors: Any, caches: Caches, seen: Any, probe: Any) -> dict[str, torch.Tensor]:
         tokens, positions = anchors["tokens"].long(), anchors["positions"].long()
         zero = torch.zeros_like(positions)
-        output = self.draft.propose(Anchors(tokens, positions, zero, zero), caches, probe)
+        output = self.draft.propose(Anchors(tokens, positions, zero, zero), caches, probe)()
         blocks = output.tokens.shape[0], self.config.dspark_block_size
         stages = [
             seen["draft_streams"][-1 - stage].unflatten(0, blocks)[..., :4]

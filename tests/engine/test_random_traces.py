@@ -76,7 +76,7 @@ def test_a_soaked_trace_counts_what_differs(llm: LLM, monkeypatch: pytest.Monkey
     assert found.failures == []
     assert found.rows_compared > 0
     assert found.differing_records == found.differing_logits_rows == 0
-    monkeypatch.setattr("deepinfer.engine.step_run.emitted_rows", _all_rows)
+    monkeypatch.setattr("deepinfer.engine.drawn_rows.emitted_rows", _all_rows)
     found = soaked(llm, 5010)
     assert found.failures or found.differing_records > 0
 

@@ -10,7 +10,7 @@ import pytest
 from speculation_play import FIXED, LIMITS, finished, requests, stopping, trace
 from trace_play import HalfKnown, Trace, alone, core_of, packed, play, watched
 
-from deepinfer.engine import batch, step_run
+from deepinfer.engine import batch, drawn_rows, step_run
 from deepinfer.engine import core as core_module
 from deepinfer.engine.api import EngineConfig
 from deepinfer.engine.cache.caches import default_ring
@@ -74,14 +74,14 @@ def accepted_anyway(patch: pytest.MonkeyPatch) -> None:
 
 def keyed_by_row(patch: pytest.MonkeyPatch) -> None:
     """Every row of a step draws for the same position."""
-    sound = step_run.draw_rows
+    sound = drawn_rows.draw_rows
 
     def faulty(
         ops: object, logits: object, params: object, seeds: object, positions: list[int], samples: object
     ) -> object:
         return sound(ops, logits, params, seeds, [positions[0]] * len(positions), samples)  # type: ignore[arg-type]
 
-    patch.setattr(step_run, "draw_rows", faulty)
+    patch.setattr(drawn_rows, "draw_rows", faulty)
 
 
 def emitted_late(patch: pytest.MonkeyPatch) -> None:

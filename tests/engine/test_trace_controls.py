@@ -12,7 +12,7 @@ import pytest
 import torch
 from trace_play import Trace, alone, check, core_of, packed, play, random_trace, watched
 
-from deepinfer.engine import batch, step_run
+from deepinfer.engine import batch, drawn_rows
 from deepinfer.engine.api import EngineConfig, GenerateRequest, PrefillMode, SamplingParams
 from deepinfer.engine.cache.block_pool import BlockPool
 from deepinfer.engine.cache.snapshots import Snapshot
@@ -99,7 +99,7 @@ def break_aborts(patch: pytest.MonkeyPatch) -> None:
 
 def break_seeds(patch: pytest.MonkeyPatch) -> None:
     """Draws keyed by the row."""
-    sound = step_run.draw_rows
+    sound = drawn_rows.draw_rows
 
     def faulty(
         ops: Ops,
@@ -111,7 +111,7 @@ def break_seeds(patch: pytest.MonkeyPatch) -> None:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return sound(ops, logits, params, [s ^ row for row, s in enumerate(seeds)], positions, samples)
 
-    patch.setattr(step_run, "draw_rows", faulty)
+    patch.setattr(drawn_rows, "draw_rows", faulty)
 
 
 def control_trace(axis: str) -> Trace:

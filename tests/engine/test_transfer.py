@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from deepinfer.engine import logprobs, sampler, step_run
+from deepinfer.engine import drawn_rows, logprobs, sampler
 from deepinfer.engine.api import EngineConfig, GenerateRequest, SamplingParams, ScoreRequest
 from deepinfer.engine.cache.step_view import StepView
 from deepinfer.engine.llm import LLM
+from deepinfer.engine.speculation import drafter
 from deepinfer.engine.transfer import Movable, moved, pack, rebuilt, tensors_in, unpacked
 from deepinfer.engine.turns import turn_run
 
@@ -62,7 +63,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         fetched.extend(found)
         return found
 
-    for module in (sampler, step_run, turn_run):
+    for module in (sampler, drawn_rows, drafter, turn_run):
         monkeypatch.setattr(module, "fetched", fetch)
 
     def begin(*tensors: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:

@@ -228,12 +228,12 @@ def test_drafting_in_one_call_is_its_ops(
     shape = BlockShape(size=size, window=WINDOW, noise_token_id=3, num_streams=STREAMS)
     golden, low = torch.arange(num_blocks) * 7 % vocabulary, (positions - WINDOW + 2).clamp(min=0)
     given = (golden, positions, slots, low, draw(vocabulary, D), shape, ring, rotary, layers, pools, head)
-    one, other = ops.draft_block(*given), draft_chains.draft_block(ops, *given)
+    one, other = ops.draft_block(*given)(), draft_chains.draft_block(ops, *given)()
     for mine, theirs in zip(astuple(one), astuple(other), strict=True):
         assert mine.dtype == theirs.dtype
         assert mine.shape == theirs.shape
         assert bits(mine) == bits(theirs)
     with pytest.raises(ValueError, match="neither -1 nor"):
-        ops.draft_block(golden, positions + 50, slots + num_blocks, *given[3:])
-    moved = ops.draft_block(golden, positions + 1, *given[2:])
+        ops.draft_block(golden, positions + 50, slots + num_blocks, *given[3:])()
+    moved = ops.draft_block(golden, positions + 1, *given[2:])()
     assert bits(moved.hidden) != bits(one.hidden)

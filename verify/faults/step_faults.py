@@ -50,7 +50,7 @@ STEP_FAULTS = (
     _fault(
         "drafted-rows-draw-for-one-position",
         "every row of a sequence draws the words of the first one",
-        "engine.step_run:StepRun._sample",
+        "engine.drawn_rows:draw",
         "sequence.num_tokens + j for",
         "sequence.num_tokens for",
         "speculation",
