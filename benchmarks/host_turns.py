@@ -3,7 +3,8 @@
     .venv/bin/python -P benchmarks/host_turns.py [--batch 64] [--profile]
 
 The engine loop, scheduler, policy and tables are real; the model is loaded and never run. Prints milliseconds
-a turn by policy, the least of some rounds.
+a turn by policy, the least of some rounds, in which the policies take turns. ``paused`` is ``confidence`` in
+a pause that does not end: it should cost what ``off`` does.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from deepinfer.engine.api import EngineConfig, GenerateRequest, SamplingParams
 from deepinfer.engine.asynchrony import Queue
 from deepinfer.engine.core import EngineCore
 from deepinfer.engine.llm import LLM
+from deepinfer.engine.speculation.confidence import ConfidenceDrafts
 from deepinfer.engine.speculation.options import Speculation
 from deepinfer.engine.turns.outcome import Outcome
 from deepinfer.engine.turns.recordings import Played, TurnRecordings
 from deepinfer.engine.turns.table import TurnShape
 from deepinfer.kernels.turn_operands import DRAFTS, FROM_DEVICE, LIMIT, SLOT, START
 
-_POLICIES = ("off", "fixed:2", "fixed", "confidence")
+_PAUSED = "paused"
+_POLICIES = ("off", _PAUSED, "fixed:2", "fixed", "confidence")
 
 
 class Answered(TurnRecordings):
@@ -74,13 +77,24 @@ class Answered(TurnRecordings):
 
 def core_of(base: LLM, policy: str) -> EngineCore:
     """An asynchronous core whose turns are answered at once."""
-    config = replace(base.config, speculation=Speculation.from_text(policy), asynchronous=True)
+    text = "confidence" if policy == _PAUSED else policy
+    config = replace(base.config, speculation=Speculation.from_text(text), asynchronous=True)
     core = base.with_config(config)._core
     turns = core.launcher.turns
     assert turns is not None
     core._runner = Queue()
     core.launcher.turns = replace(turns, recordings=Answered(turns.turn))
     return core
+
+
+def pause(core: EngineCore, batch: int) -> None:
+    """Stop drafting with so many sequences, for longer than anybody measures."""
+    assert core.speculation is not None
+    policy = core.speculation.policy
+    assert isinstance(policy, ConfidenceDrafts)
+    case = policy._pauses._case(batch)
+    case.pause()
+    case.left, case.num_paused = 10**9, 10**3
 
 
 def decode(core: EngineCore, batch: int, steps: int) -> float:
@@ -105,15 +119,23 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--policies", default=",".join(_POLICIES), help="which, comma-separated")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by own time")
     options = parser.parse_args()
     base = LLM(None, EngineConfig(recorded_steps=True, prefix_caching=False, max_batch_tokens=8192))
-    for policy in _POLICIES:
-        core = core_of(base, policy)
+    cores = {policy: core_of(base, policy) for policy in options.policies.split(",")}
+    for policy, core in cores.items():
         if core.speculation is not None:
             core.speculation.clock = count(0.0, 1e-3).__next__  # equal steps: drafts pay
-        times = [decode(core, options.batch, options.steps) for _ in range(options.rounds)]
-        print(f"{policy:12} {min(times) * 1e3:.3f} ms a turn of {options.batch}", flush=True)
+        if policy == _PAUSED:
+            pause(core, options.batch)
+    times = [
+        {policy: decode(core, options.batch, options.steps) for policy, core in cores.items()}
+        for _ in range(options.rounds)
+    ]
+    for policy, core in cores.items():
+        least = min(taken[policy] for taken in times)
+        print(f"{policy:12} {least * 1e3:.3f} ms a turn of {options.batch}", flush=True)
         if options.profile:
             profile = cProfile.Profile()
             profile.enable()

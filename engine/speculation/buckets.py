@@ -6,6 +6,8 @@ small step leaves idle, and a recording costs as much as many steps.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 MAX_ROWS = 384
 """Rows of a recorded decode step; a longer one keeps a device busy without."""
 
@@ -23,7 +25,8 @@ def row_bucket(count: int) -> int:
     return power * 3 // 4 if count <= power * 3 // 4 else power
 
 
-def draft_totals(num_sequences: int, most: int, most_each: int) -> list[int]:
+@lru_cache(4096)
+def draft_totals(num_sequences: int, most: int, most_each: int) -> tuple[int, ...]:
     """Drafts of all sequences together, at most ``most``; ascending, 0 first.
 
     They stand for 1, 2 or all ``most_each`` of a sequence, filled up to the bucket of their rows: each is a
@@ -32,6 +35,6 @@ def draft_totals(num_sequences: int, most: int, most_each: int) -> list[int]:
     held, bound = sequence_bucket(num_sequences), num_sequences * most_each
     each = sorted({0, 1, min(2, most_each), most_each})
     if num_sequences == 1:
-        return sorted({total for total in (*each, min(3, most_each)) if total <= most})
+        return tuple(sorted({total for total in (*each, min(3, most_each)) if total <= most}))
     totals = {0, *(min(row_bucket(held * (1 + k)) - held, bound) for k in each[1:])}
-    return sorted({min(total, most) for total in totals})
+    return tuple(sorted({min(total, most) for total in totals}))

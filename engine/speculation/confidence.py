@@ -47,9 +47,11 @@ class ConfidenceDrafts:
         self._alone = PairedCosts()
         self._contenders = Contenders()
         self._latest: BatchCosts | PairedCosts = self._alone
+        self._latest_count = 1
         self._profile = AcceptanceProfile(num_drafts)
         self._pauses = Pauses()
         self._chosen: dict[int, int] = {}
+        self._by_count: dict[int, BatchCosts] = {}
         self._single, self._num_kept = num_drafts, 0  # drafts of one sequence, for so many steps more
 
     def shares(self, sequences: Items[Sequence], room: int) -> list[int]:
@@ -57,7 +59,7 @@ class ConfidenceDrafts:
         caps = [min(self._most, sequence.num_useful_drafts) for sequence in sequences]
         if room <= 0 or not any(caps):
             return [0] * len(sequences)
-        totals = draft_totals(len(sequences), min(room, sum(caps)), self._most)
+        totals = list(draft_totals(len(sequences), min(room, sum(caps)), self._most))
         if len(sequences) == 1:  # the likeliest drafts of one block are its first ones
             drafts = sequences[0].drafts
             if drafts.size == totals[-1] and self._contenders.is_trying(drafts.size):
@@ -66,7 +68,7 @@ class ConfidenceDrafts:
             return [self._best(1, totals, [tokens[total] for total in totals])]
         confidences = confidences_of([s.drafts for s in sequences], self._most)
         bounds = np.array(caps, np.int64)
-        total = self._best(len(sequences), totals, _expected(confidences, bounds)[totals].tolist())
+        total = self._best(len(sequences), totals, _expected(confidences, bounds, totals))
         asked = {0: torch.from_numpy(confidences), 1: torch.from_numpy(bounds)}
         here = moved(asked, self._ops.device)
         (shares,) = fetched(self._ops.verify_budget(here[0], here[1], total))
@@ -91,13 +93,16 @@ class ConfidenceDrafts:
             return Unseen(0)  # drafts that are left over would make a shape of its own
         if count == 1:
             return Unseen(num_drafted)
-        chances = self._profile.chances()
-        confidences = np.where(is_drafted[:, None], confidences[:, : self._most], chances)
-        # drafts are less often right than they are sure: what was accepted so far corrects the mean
-        scale = chances / np.maximum(confidences.mean(0), 1e-3)
         totals = self._totals(count)
-        tokens = _expected(confidences * np.minimum(scale, 1.0), np.full(count, self._most))[totals]
-        total = self._stable(count, totals, tokens.tolist())
+        if not totals:
+            return Unseen(0)
+        chances, confidences = self._profile.chances(), confidences[:, : self._most]
+        if not is_drafted.all():
+            confidences = np.where(is_drafted[:, None], confidences, chances)
+        # drafts are less often right than they are sure: what was accepted so far corrects the mean
+        mean = np.add.reduce(confidences, 0) / np.float32(count)
+        scale = np.minimum(chances / np.maximum(mean, 1e-3), 1.0)
+        total = self._stable(count, totals, _expected(confidences * scale, None, totals))
         return Unseen(self._most, total) if total else Unseen(0)
 
     def block(self, num_sequences: int) -> int:
@@ -112,16 +117,20 @@ class ConfidenceDrafts:
         self._num_kept -= 1
         return self._single
 
-    def _totals(self, count: int) -> list[int]:
+    def _totals(self, count: int) -> Items[int]:
         """Numbers of drafts that may be made for so many sequences, but none."""
         return draft_totals(count, MAX_ROWS - sequence_bucket(count), self._most)[1:]
 
-    def _stable(self, count: int, totals: list[int], tokens: list[float]) -> int:
+    def _stable(self, count: int, totals: Items[int], tokens: Items[float]) -> int:
         """The best of ``totals``, which give so many tokens, kept until another one is clearly better."""
         if not totals:
             return 0
         best, key = self._best(count, totals, tokens), sequence_bucket(count)
         kept, known = self._chosen.get(key, best), self._costs_of(count).drafting
+        if kept == best:
+            if not known.is_known(best):
+                self._chosen[key] = best
+            return best
         if kept in totals and known.is_known(kept) and known.is_known(best):
             seconds = known.curve([kept, best])
             here, there = tokens[totals.index(kept)], tokens[totals.index(best)]
@@ -130,8 +139,10 @@ class ConfidenceDrafts:
         self._chosen[key] = best
         return best
 
-    def _or_contender(self, best: int, totals: list[int], tokens: list[float]) -> int:
+    def _or_contender(self, best: int, totals: Items[int], tokens: Items[float]) -> int:
         """``best`` for a single sequence, or a number that may be better and is tried in its place."""
+        if self._contenders.waits(best):
+            return best
         known = self._alone.drafting
         met = [total for total in totals if known.is_known(total)]
         gained = [tokens[totals.index(total)] for total in met]
@@ -139,18 +150,24 @@ class ConfidenceDrafts:
         compared = [known.comparisons(best, total) for total in met]
         return self._contenders.instead_of(best, met, speeds, compared)
 
-    def _best(self, count: int, totals: list[int], tokens: list[float]) -> int:
+    def _best(self, count: int, totals: Items[int], tokens: Items[float]) -> int:
         """Of ``totals`` the one with the most ``tokens`` a second; the smallest of equals, or one to try.
 
         What was never met takes no longer than the next smaller number, as far as is known, nor less than a
         plain step.
         """
         costs = self._costs_of(count)
-        plain_s = costs.plain_s
-        seconds = [max(curve_s, plain_s, 1e-9) for curve_s in costs.drafting.curve(totals)]
-        speed = [gained / taken for gained, taken in zip(tokens, seconds, strict=True)]
-        known = [total == 0 or costs.drafting.is_known(total) for total in totals]
-        best = max(range(len(totals)), key=lambda i: (speed[i] if known[i] else 0.0, -i))
+        plain_s, drafting = costs.plain_s, costs.drafting
+        least_s = max(plain_s, 1e-9)
+        speed = [
+            gained / (curve_s if curve_s > least_s else least_s)
+            for gained, curve_s in zip(tokens, drafting.curve(totals), strict=True)
+        ]
+        known = [total == 0 or drafting.is_known(total) for total in totals]
+        best, fastest = 0, 0.0
+        for place, is_known in enumerate(known):
+            if is_known and speed[place] > fastest:
+                best, fastest = place, speed[place]
         ahead = best + 1 if any(known) else 0
         if ahead < len(totals) and not known[ahead]:
             is_better_than_plain = plain_s == 0 or speed[ahead] * costs.hope > count / plain_s
@@ -162,17 +179,25 @@ class ConfidenceDrafts:
         """See ``DraftPolicy``."""
         return self._pauses.mode(num_sequences)
 
+    def passes(self, num_sequences: int) -> bool:
+        """See ``DraftPolicy``."""
+        return num_sequences == self._latest_count and self._pauses.passes(num_sequences)
+
     def learn(self, timing: StepTiming) -> None:
         """See ``DraftPolicy``."""
         costs = self._costs_of(timing.num_sequences)
         if costs is not self._latest:
             costs.interrupt()
             self._latest = costs
+        self._latest_count = timing.num_sequences
         timing = costs.learn(timing)
         self._profile.learn(timing.verified)
-        chosen = self._chosen.get(sequence_bucket(timing.num_sequences), timing.num_drafts)
-        is_trying = not costs.drafting.is_known(chosen)
-        if self._pauses.learn(timing, costs.surely_plain_s, is_trying, is_sure=costs.plain.at(0) > 0):
+        is_trying = is_sure = False  # nobody asks where nothing is drafted
+        if timing.drafting is Drafting.ON:
+            chosen = self._chosen.get(sequence_bucket(timing.num_sequences), timing.num_drafts)
+            is_trying = not costs.drafting.is_known(chosen)
+            is_sure = costs.plain.at(0) > 0
+        if self._pauses.learn(timing, costs.surely_plain_s, is_trying, is_sure):
             # what steps took before the pause may have been the machine's mood
             costs.drafting.forget()
             self._num_kept = 0
@@ -181,7 +206,11 @@ class ConfidenceDrafts:
     def _costs_of(self, num_sequences: int) -> BatchCosts | PairedCosts:
         if num_sequences == 1:
             return self._alone
-        return self._costs.setdefault(sequence_bucket(num_sequences), BatchCosts())
+        costs = self._by_count.get(num_sequences)
+        if costs is None:
+            costs = self._costs.setdefault(sequence_bucket(num_sequences), BatchCosts())
+            self._by_count[num_sequences] = costs
+        return costs
 
 
 def _expected_of_one(confidences: Items[float]) -> list[float]:
@@ -190,13 +219,17 @@ def _expected_of_one(confidences: Items[float]) -> list[float]:
     return list(accumulate(survival, initial=1.0))
 
 
-def _expected(confidences: Float32Array, caps: np.ndarray) -> np.ndarray:
-    """Tokens of a step that verifies the 0, 1, 2, ... likeliest drafts.
+def _expected(confidences: Float32Array, caps: np.ndarray | None, totals: Items[int]) -> list[float]:
+    """Tokens of steps that verify so many of the likeliest drafts.
 
     Args:
         confidences: float32 [R, B].
-        caps: int64 [R], most drafts of each sequence.
+        caps: int64 [R], most drafts of each sequence, None for all of them.
+        totals: of each step, as many as all ``caps`` at most.
     """
     survival = np.multiply.accumulate(confidences, axis=1)
-    ranked = np.sort(survival[np.arange(survival.shape[1]) < caps[:, None]])[::-1]
-    return np.asarray(len(caps) + np.concatenate([[0.0], np.cumsum(ranked, dtype=np.float64)]))
+    if caps is not None:
+        survival = survival[np.arange(survival.shape[1]) < caps[:, None]]
+    ranked = np.sort(survival, axis=None)[::-1]
+    gained = np.add.accumulate(ranked, dtype=np.float64)
+    return [len(confidences) + (float(gained[total - 1]) if total else 0.0) for total in totals]

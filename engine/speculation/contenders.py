@@ -30,10 +30,16 @@ class Contenders:
     _waited: int = 0
     _number: int = 0
 
+    def waits(self, present: int) -> bool:
+        """The number of drafts of the next steps is asked for: whether it is ``present`` without a trial."""
+        self._number = present
+        self._waited += 1
+        return self._waited < _BETWEEN
+
     def instead_of(
         self, present: int, numbers: Items[int], speeds: Items[float], comparisons: Items[int]
     ) -> int:
-        """The number of drafts of the next steps: ``present``, or one that is being tried.
+        """What it is if that does not wait: ``present``, or a number that is being tried.
 
         Args:
             present: what seems best.
@@ -41,9 +47,7 @@ class Contenders:
             speeds: what they seem to give.
             comparisons: how often each was compared with ``present``.
         """
-        self._number = present
-        self._waited += 1
-        if self._waited < _BETWEEN or present not in numbers:
+        if present not in numbers:
             return present
         self._waited, best = 0, speeds[numbers.index(present)]
         open_ones = [

@@ -23,6 +23,13 @@ _UNCOUNTED = 256
 """Answers that are counted together: arrays cost the same for one as for all of them."""
 
 
+def _pairs(first: Int64, second: Int64) -> Int64:
+    """int64 [n, 2]; stacking takes three times as long."""
+    found = np.empty((len(first), 2), np.int64)
+    found[:, 0], found[:, 1] = first, second
+    return found
+
+
 def _all_decode(shares: Items[Share]) -> bool:
     """Whether all are decoding; asked twice a step, so without a call for each."""
     for _, num_rows, _, is_complete in shares:  # a generator takes twice as long
@@ -93,6 +100,10 @@ class SpeculationControl:
             is_typical: see ``StepResult``.
         """
         now_s, before_s = self.clock(), self._landed_s
+        if mode is Drafting.PAUSED and is_typical and self._passes(num_drafts, len(count)):
+            self._stats.count_plain(len(verified))
+            self._landed_s = now_s
+            return
         if num_drafts:
             self._later.append((verified, confidences.copy()))
             if len(self._later) * len(verified) >= _UNCOUNTED:
@@ -109,13 +120,21 @@ class SpeculationControl:
                     num_tokens=len(count) + int(accepted.sum()),
                     drafting=mode,
                     seconds=now_s - before_s,
-                    verified=np.stack([count - 1, accepted], 1).tolist() if num_drafts else (),
+                    verified=_pairs(count - 1, accepted) if num_drafts else (),
                 )
             )
+
+    def _passes(self, num_drafts: int, num_sequences: int) -> bool:
+        """Whether a step of a pause need not be timed, see ``DraftPolicy``; all that are in it decode."""
+        return num_drafts == 0 and self._landed_s is not None and self.policy.passes(num_sequences)
 
     def landed(self, shares: Items[Share], mode: Drafting, num_drafts: int, result: StepResult) -> None:
         """A step has ended, which had rows for ``num_drafts`` drafts."""
         now_s, before_s = self.clock(), self._landed_s
+        if mode is Drafting.PAUSED and result.is_typical and self._passes(num_drafts, len(shares)):
+            self._stats.count_plain(len(result.answers))
+            self._landed_s = now_s
+            return
         # no prompts, and nobody who had ended before
         is_whole = len(result.answers) == len(shares) and _all_decode(shares)
         if is_whole and num_drafts == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 
 from deepinfer.engine.speculation.timing import Drafting, StepTiming
@@ -23,12 +24,25 @@ WITHOUT_CONTEXTS = 0.95
 """Of a step that keeps the contexts of drafts, what it takes without them, if that was never timed."""
 
 
+@lru_cache(1024)
 def size_class(size: int) -> int:
     """Sizes that share their timings: each up to 16, then steps of a sixteenth to an eighth."""
     if size <= 16:
         return size
     grain = 1 << (size.bit_length() - 4)
     return -(-size // grain) * grain
+
+
+def rising(known: Items[tuple[int, float]], wanted: Items[int]) -> list[float]:
+    """Of the seconds of ``known`` sizes, for each wanted one the most that one no larger takes, 0 if none."""
+    found = []
+    for size in wanted:
+        most = 0.0
+        for met, seconds in known:
+            if met <= size and seconds > most:
+                most = seconds
+        found.append(most)
+    return found
 
 
 @dataclass
@@ -45,7 +59,9 @@ class StepCosts:
         """A step of this size took so long."""
         self._clock += 1
         size = size_class(size)
-        timings = self._timings.setdefault(size, deque(maxlen=self.kept))
+        timings = self._timings.get(size)
+        if timings is None:
+            timings = self._timings[size] = deque(maxlen=self.kept)
         timings.append(seconds)
         self._last[size] = self._clock
         if len(timings) >= ENOUGH:
@@ -54,8 +70,7 @@ class StepCosts:
     def curve(self, sizes: Items[int]) -> list[float]:
         """Seconds of steps of these sizes, never falling with the size; 0 if all is new."""
         known = [(met, seconds) for met, seconds in self._medians.items() if self._is_recent(met)]
-        wanted = [size_class(size) for size in sizes]
-        return [max((s for met, s in known if met <= size), default=0.0) for size in wanted]
+        return rising(known, [size_class(size) for size in sizes])
 
     def at(self, size: int) -> float:
         """Seconds of steps of exactly this size class; 0 if it was not met often enough."""
@@ -83,11 +98,13 @@ class BatchCosts:
     Attributes:
         drafting: of steps that draft for the next one, by the drafts that they verify.
         plain, watching: of those without, which do or do not keep the contexts of drafts.
+        plain_s: seconds of a step of plain decoding; 0 if none was met yet.
     """
 
     drafting: StepCosts = field(default_factory=StepCosts)
     plain: StepCosts = field(default_factory=lambda: StepCosts(_KEPT_PLAIN))
     watching: StepCosts = field(default_factory=lambda: StepCosts(_KEPT_PLAIN))
+    plain_s: float = 0.0
 
     def learn(self, timing: StepTiming) -> StepTiming:
         """A step took so long; returns what it is to count as."""
@@ -96,14 +113,13 @@ class BatchCosts:
         else:
             kind = self.plain if timing.drafting is Drafting.PAUSED else self.watching
             kind.learn(0, timing.seconds)
+            self.plain_s = self._plain_s()
         return timing
 
     def interrupt(self) -> None:
         """Steps of other batch sizes came between."""
 
-    @property
-    def plain_s(self) -> float:
-        """Seconds of a step of plain decoding; 0 if none was met yet."""
+    def _plain_s(self) -> float:
         plain, watching = self.plain.at(0), self.watching.at(0)
         if plain and watching:
             return min(plain, watching)  # either may have been timed when the machine was busy

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from statistics import median
@@ -58,8 +57,12 @@ class Pace:
 
     Logarithms throughout, so that a machine of half the speed adds the same to all kinds. A step like the one
     before it is only kept.
+
+    Attributes:
+        version: another one whenever a cost or a number of comparisons may have changed.
     """
 
+    version: int = 0
     _costs: dict[Hashable, float] = field(default_factory=dict)
     _pairs: dict[tuple[Hashable, Hashable], deque[float]] = field(default_factory=dict)
     _noise: float = 0.0
@@ -71,7 +74,11 @@ class Pace:
 
     def learn(self, kind: Hashable, seconds: float) -> None:
         """The next step was of ``kind`` and took so long."""
-        taken = log(max(seconds, 1e-9))
+        taken, run = log(max(seconds, 1e-9)), self._run
+        if run is not None and run.is_compared and run.kind == kind:  # most steps
+            self._noise += _SHARE * (min(abs(taken - run.last[-1]), _CLIP) - self._noise)
+            run.last.append(taken)
+            return
         if self._run is None or self._run.kind != kind:
             self._compare()
             if self._run is not None and len(self._run.first) > 1:
@@ -86,6 +93,7 @@ class Pace:
             before = self._before
             slower = 0.0 if before is None else median(before.end) - self._costs[before.kind]
             self._costs[kind] = median(self._run.first) - slower
+            self.version += 1
         if len(self._run.first) > _NEAR:
             self._compare()
 
@@ -103,6 +111,7 @@ class Pace:
             pair, difference = (run.kind, before.kind), -difference
         self._pairs.setdefault(pair, deque(maxlen=_KEPT)).append(difference)
         self._num_found += 1
+        self.version += 1
         if self._num_found > self._num_agreed + self._num_agreed // 16:
             self._agree()
 
@@ -134,9 +143,8 @@ class Pace:
         """How often the two kinds were compared, as many as are kept at most."""
         return len(self._pairs.get((one, other), ())) + len(self._pairs.get((other, one), ()))
 
-    def doubt(self, kinds: Items[Hashable], others: Items[Hashable]) -> float:
-        """Standard error of how the one kinds compare with the others, as a share of a cost."""
-        count = sum(self.comparisons(one, other) for one in kinds for other in others)
+    def doubt(self, count: int) -> float:
+        """Standard error of so many comparisons, as a share of a cost."""
         return self._noise / sqrt(max(1, count))
 
     def interrupt(self) -> None:
@@ -147,5 +155,6 @@ class Pace:
     def forget(self, kind: Hashable) -> None:
         """Learn anew what ``kind`` costs."""
         self.interrupt()
+        self.version += 1
         self._costs.pop(kind, None)
         self._pairs = {pair: kept for pair, kept in self._pairs.items() if kind not in pair}

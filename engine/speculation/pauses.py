@@ -44,11 +44,13 @@ of that."""
 _LONGEST_UNCLEAR = 192
 """While drafting wins less than ``_CLEAR``: the host may have been slow for the seconds in which plain steps
 were timed, and a plain step that looks a few hundredths too dear hides a loss."""
+_TIMED = 32
+"""Of so many steps of a pause one is timed, behind the trial that it begins with."""
 _ALIKE = 8
 """Batches at least so large are judged like the nearest one that was met, up to twice as large."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Case:
     """What is known of one batch size; tokens and seconds are those of a sequence in a step.
 
@@ -139,13 +141,23 @@ class Pauses:
     """Decides step by step whether to draft."""
 
     _cases: dict[int, _Case] = field(default_factory=dict)
+    _by_count: dict[int, _Case] = field(default_factory=dict)
 
     def mode(self, num_sequences: int) -> Drafting:
         """What a step of so many sequences should do."""
-        case = self._case(num_sequences)
+        case = self._by_count.get(num_sequences) or self._case(num_sequences)
         if case.left == 0:
             return Drafting.ON
         return Drafting.WATCHING if case.left <= case.watched else Drafting.PAUSED
+
+    def passes(self, num_sequences: int) -> bool:
+        """Counts a plain step of a pause, if nothing has to be learned from it: most of them only pass."""
+        case = self._by_count.get(num_sequences) or self._case(num_sequences)
+        left = case.left
+        if left % _TIMED == 0 or left <= case.watched or case.num_paused < TRIAL or not case.is_paused:
+            return False
+        case.left = left - 1
+        return True
 
     def learn(self, timing: StepTiming, plain_s: float, is_trying: bool, is_sure: bool = True) -> bool:
         """A step has ended; says whether a pause has, so that drafts are tried anew.
@@ -191,7 +203,13 @@ class Pauses:
         return False
 
     def _case(self, num_sequences: int) -> _Case:
-        key = sequence_bucket(num_sequences)
+        case = self._by_count.get(num_sequences)
+        if case is None:
+            case = self._by_count[num_sequences] = self._case_of(sequence_bucket(num_sequences))
+        return case
+
+    def _case_of(self, key: int) -> _Case:
+        """``key`` is a bucket; what was met before decides how it begins."""
         if key not in self._cases:
             # losing with fewer sequences, drafts lose with more
             like = [k for k in self._cases if k < key or (key >= _ALIKE and k <= 2 * key)]

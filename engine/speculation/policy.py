@@ -42,6 +42,9 @@ class DraftPolicy(Protocol):
     def mode(self, num_sequences: int) -> Drafting:
         """What a step in which so many sequences decode does for the drafts of the next one."""
 
+    def passes(self, num_sequences: int) -> bool:
+        """A plain step of a pause has ended: whether nothing has to be learned from it, and it is counted."""
+
     def learn(self, timing: StepTiming) -> None:
         """A step without rows of prompts took so long."""
 
@@ -77,6 +80,10 @@ class FixedDrafts:
     def mode(self, num_sequences: int) -> Drafting:
         """Always on."""
         return Drafting.ON
+
+    def passes(self, num_sequences: int) -> bool:
+        """There is no pause."""
+        return False
 
     def learn(self, timing: StepTiming) -> None:
         """Nothing to learn."""

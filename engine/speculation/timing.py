@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
+
+from deepinfer.engine.step_plan import Int64
 
 
 class Drafting(Enum):
@@ -14,10 +16,12 @@ class Drafting(Enum):
     WATCHING = "watching"
     PAUSED = "paused"
 
+    # members are single, so identity does; Enum's own is a call of Python, and such keys are many a turn
+    __hash__ = object.__hash__
 
-@dataclass(frozen=True, kw_only=True)
-class StepTiming:
-    """A step without rows of prompts.
+
+class StepTiming(NamedTuple):
+    """A step without rows of prompts; a tuple, since one is made in every step.
 
     Attributes:
         num_sequences: sequences that decode.
@@ -25,8 +29,8 @@ class StepTiming:
         num_tokens: tokens that the step gave.
         drafting: what it did for the drafts of the next one.
         seconds: from the end of the step before to its own.
-        verified: drafts of each sequence that were verified, and how many were accepted; empty for a step
-            without any.
+        verified: drafts of each sequence that were verified, and how many were accepted, as int64 [R, 2] or
+            pairs; empty for a step without any.
     """
 
     num_sequences: int
@@ -34,4 +38,4 @@ class StepTiming:
     num_tokens: int
     drafting: Drafting
     seconds: float
-    verified: Items[Items[int]] = ()
+    verified: Items[Items[int]] | Int64 = ()

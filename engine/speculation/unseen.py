@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Unseen:
+class Unseen(NamedTuple):
     """How many are verified, whatever they are.
 
     Attributes:

@@ -145,7 +145,9 @@ class Machine:
                 if is_typical else None
             )  # fmt: skip
             if len(landing) > 1 and (timing := landing.popleft()) is not None:
-                policy.learn(timing)
+                is_plain = timing.drafting is Drafting.PAUSED and timing.num_drafts == 0
+                if not (is_plain and policy.passes(timing.num_sequences)):
+                    policy.learn(timing)
             self._end(verified)
             drafted, ahead = block, self._drafts(block)
         return played
