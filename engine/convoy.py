@@ -115,8 +115,10 @@ class Convoy:
             policy = loop.speculation.policy
             drafting = policy.mode(count)
             if ahead.drafting is Drafting.ON:
-                there = self._num_ahead[going] > 0
-                unseen = policy.unseen_of(self._sure[going], there, ahead.num_drafted)
+                sure, there = self._sure, self._num_ahead > 0
+                if count < len(self._members):
+                    sure, there = sure[going], there[going]
+                unseen = policy.unseen_of(sure, there, ahead.num_drafted)
             num_drafted = policy.block(count) if drafting is Drafting.ON else 0
         total = count * unseen.most if unseen.total is None else unseen.total
         if count + total > min(loop.scheduler.limits.max_rows, MAX_ROWS):
