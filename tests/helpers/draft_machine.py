@@ -200,6 +200,14 @@ class Machine:
         return list(zip(shares.tolist(), accepted.tolist(), strict=True)), expected
 
 
+def step(tokens: int, milliseconds: float, drafting: Drafting = Drafting.ON) -> StepTiming:
+    """A step of a single sequence, with two drafts where it drafts."""
+    return StepTiming(
+        num_sequences=1, num_drafts=2 * (drafting is Drafting.ON), num_tokens=tokens, drafting=drafting,
+        seconds=milliseconds / 1e3,
+    )  # fmt: skip
+
+
 def shared_paces(seed: int, steps: int) -> list[float]:
     """Of a machine that others use: half as fast for seconds, a tenth slower for one, single steps thrice."""
     draw, paces = np.random.default_rng(seed), list[float]()
