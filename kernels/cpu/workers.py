@@ -46,7 +46,7 @@ class Workers:
             return
         parts = min(self.num_threads * parts_per_thread, num_grains)
         cuts = [min(num_items, (num_grains * part // parts) * grain) for part in range(parts + 1)]
-        self._begin(self._pool, cuts, min(parts, self.num_threads) - 1, body)()
+        _begin(self._pool, cuts, min(parts, self.num_threads) - 1, body)()
 
     def begin(self, num_items: int, body: Callable[[int, int], None]) -> Callable[[], None]:
         """Let helpers call ``body`` on items while the caller goes on; what comes back ends that.
@@ -59,24 +59,25 @@ class Workers:
             return lambda: None
         parts = min(2 * self.num_threads, num_items)
         cuts = [num_items * part // parts for part in range(parts + 1)]
-        return self._begin(self._pool, cuts, min(parts, self.num_threads - 1), body)
+        return _begin(self._pool, cuts, min(parts, self.num_threads - 1), body)
 
-    @staticmethod
-    def _begin(
-        pool: ThreadPoolExecutor, cuts: list[int], num_helpers: int, body: Callable[[int, int], None]
-    ) -> Callable[[], None]:
-        waiting = iter(range(len(cuts) - 1))  # next() on one iterator is atomic under the GIL
 
-        def drain() -> None:
-            for part in waiting:
-                body(cuts[part], cuts[part + 1])
+def _begin(
+    pool: ThreadPoolExecutor, cuts: list[int], num_helpers: int, body: Callable[[int, int], None]
+) -> Callable[[], None]:
+    """Hand the parts between ``cuts`` to helpers; what comes back does those that are left, and waits."""
+    waiting = iter(range(len(cuts) - 1))  # next() on one iterator is atomic under the GIL
 
-        helpers = [pool.submit(drain) for _ in range(num_helpers)]
+    def drain() -> None:
+        for part in waiting:
+            body(cuts[part], cuts[part + 1])
 
-        def end() -> None:
-            drain()
-            for helper in helpers:
-                if not helper.cancel():  # one that never started has nothing left to do
-                    helper.result()
+    helpers = [pool.submit(drain) for _ in range(num_helpers)]
 
-        return end
+    def end() -> None:
+        drain()
+        for helper in helpers:
+            if not helper.cancel():  # one that never started has nothing left to do
+                helper.result()
+
+    return end

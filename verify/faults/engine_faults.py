@@ -192,9 +192,9 @@ PLAN_FAULTS = (
     _fault(
         "threads-drop-a-part",
         "the last part of a split call is computed from the first row of the part before",
-        "kernels.cpu.workers:Workers.run",
+        "kernels.cpu.workers:_begin",
         "body(cuts[part], cuts[part + 1])",
-        "body(cuts[part], cuts[part + 1] - (part == parts - 1))",
+        "body(cuts[part], cuts[part + 1] - (part == len(cuts) - 2))",
         "threads",
         (),
     ),
