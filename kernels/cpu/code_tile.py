@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from deepinfer.kernels.cpu.compiled import emitted, inlined
-from deepinfer.kernels.cpu.fma_tile import PANEL, VECTOR, broadcast, vector_fma
+from deepinfer.kernels.cpu.fma_tile import AHEAD, PANEL, VECTOR, broadcast, prefetch, vector_fma
 
 TAKES_CODES = VECTOR == 16
 """Whether this processor has the vectors for it."""
@@ -31,6 +31,8 @@ CodeTile = Callable[..., None]
 """``tile(rows, b, depth, out, out_stride)``, integers all; see ``make_code_tile``."""
 
 _LANES, _CODES = 16, 8
+_SLOWER = 4
+"""Codes take more work a byte, so they are asked for less far ahead."""
 _FLOAT, _I8, _I32, _I64 = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _VECTOR, _WORDS = ir.VectorType(_FLOAT, _LANES), ir.VectorType(_I32, _LANES)
 _ACROSS = PANEL // _LANES
@@ -115,6 +117,7 @@ def _walk(
         for v in range(_ACROSS):
             place = builder.add(builder.add(panel, skipped), _number(4 * _LANES * v))
             codes.append(_loaded(builder, place, _I32))
+            prefetch(builder, builder.add(place, _number(AHEAD // _SLOWER)))
     for place in range(_CODES):
         k = builder.add(eight, _number(place))
         following = step(k, _weights(builder, codes, scales, place), following)

@@ -44,6 +44,10 @@ TILE_ROWS = 12 if VECTOR == 16 else 6
 """Rows of the large tile: with two vectors a row it fills the register file (24 of 32, or 12 of 16)."""
 ROW_PANELS = 4
 """Panels that one row passes over at a time: eight chains hide the latency of an fma."""
+AHEAD = 2048
+"""Bytes of weights from where a few rows are to where they ask for more; see ``prefetch``."""
+_LINE = 64
+"""Bytes of a cache line."""
 FEW_TILES = ((3, 2), (3, 2), (6, 1), (6, 1)) if VECTOR == 16 else ((2, 2), (3, 1), (4, 1), (5, 1))
 """Rows and panels of the tiles for two, three, four and five rows: what the register file holds."""
 
@@ -55,6 +59,20 @@ def vector_fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> 
     declare: Any = cgutils.get_or_insert_function
     function = declare(builder.module, function_type, f"llvm.fma.v{vector.count}f32")
     return builder.call(function, [a, b, c])
+
+
+def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Ask for the cache line at ``address``, which may lie anywhere.
+
+    Few rows wait for weights that lie outside the caches of a core, and processors that look ahead by
+    themselves stop at every page of 4 KB.
+    """
+    octet: Any = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [octet, _I32, _I32, _I32])
+    declare: Any = cgutils.get_or_insert_function
+    function = declare(builder.module, kind, "llvm.prefetch.p0i8")
+    reads, stays, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+    builder.call(function, [builder.inttoptr(address, octet), reads, stays, data])
 
 
 def broadcast(builder: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
@@ -88,7 +106,8 @@ def make_tile(
     """
     vector, across = ir.VectorType(_FLOAT, lanes), num_panels * num_vectors
 
-    size = 2 if half else 4
+    size, is_few = 2 if half else 4, num_rows < TILE_ROWS and not gathered
+    lines = range(0, num_vectors * lanes * size, _LINE)
 
     def load(builder: ir.IRBuilder, address: ir.Value) -> list[ir.Value]:
         """The columns of one row of a panel; two vectors of bfloat16 take one load and an operation each."""
@@ -138,6 +157,8 @@ def make_tile(
         columns = list[ir.Value]()
         for panel in [start, *(builder.add(start, distance) for distance in distances)]:
             columns += load(builder, panel)
+            for line in lines if is_few else ():
+                prefetch(builder, builder.add(panel, ir.Constant(_I64, AHEAD + line)))
         next_sums = []
         for r in range(num_rows):
             a = broadcast(builder, builder.load(builder.gep(row_pointers[r], [k])), lanes)
