@@ -7,17 +7,15 @@ makes the same tuples again. All layers thus have one type, and a kernel can wal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+from collections.abc import Iterator, Sequence
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import types
 
-from deepinfer.kernels.cpu.compiled import emitted, inlined
+from deepinfer.kernels.cpu.addresses import floats
+from deepinfer.kernels.cpu.compiled import inlined
 from deepinfer.kernels.cpu.elementary import float_of
 from deepinfer.kernels.cpu.expert_products import Place as ExpertPlace
 from deepinfer.kernels.cpu.linear import PackedLinear, Place
@@ -43,24 +41,6 @@ _DENSE, _ARRAY, _SITE, _ATTENTION, _STACKS = 6, 2, 15, 37, 12
 _LATENT = 2 * _DENSE + _ARRAY
 """Where the latent is in the attention."""
 LAYER_NUMBERS = 2 * _SITE + _ATTENTION + 1 + _DENSE + _ARRAY + 4 + 2 * _STACKS
-
-
-def _make_pointer(kind: Any) -> Callable[[int], Any]:
-    """Build ``pointer(address)``, for ``numba.carray``."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    target: Any = types.CPointer
-
-    @emitted
-    def pointer(typingctx: Any, address: Any) -> Any:
-        return target(kind)(types.int64), codegen
-
-    return cast(Callable[[int], Any], pointer)
-
-
-floats, integers, octets = (_make_pointer(kind) for kind in (types.float32, types.int64, types.uint8))
 
 
 @inlined
@@ -152,12 +132,18 @@ def numbers_of(operand: object) -> Iterator[int]:
         yield int(operand)
 
 
+_Table = tuple[tuple["ref[WindowLayer]", ...], Int64]
+"""Layers and their numbers."""
+_NO_TABLE: _Table = ((), np.empty((0, LAYER_NUMBERS), np.int64))
+
+
 class BoundLayers:
     """Remembers the line of each layer, for as long as the layer lives."""
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._bound: WeakKeyDictionary[WindowLayer, Int64] = WeakKeyDictionary()
+        self._tables: WeakKeyDictionary[WindowLayer, _Table] = WeakKeyDictionary()
 
     def __getitem__(self, layer: WindowLayer) -> Int64:
         """int64 [LAYER_NUMBERS]."""
@@ -167,6 +153,16 @@ class BoundLayers:
             assert len(found) == LAYER_NUMBERS
             self._bound[layer] = found
         return found
+
+    def table(self, layers: Sequence[WindowLayer]) -> Int64:
+        """Of one layer or more int64 [L, LAYER_NUMBERS]; the last table that begins with a layer is kept."""
+        known, table = self._tables.get(layers[0], _NO_TABLE)
+        if len(known) != len(layers) or any(
+            seen() is not layer for seen, layer in zip(known, layers, strict=True)
+        ):
+            known, table = tuple(map(ref, layers)), np.stack([self[layer] for layer in layers])
+            self._tables[layers[0]] = known, table
+        return table
 
 
 def bound_layer(layer: WindowLayer) -> Layer:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import config as numba_config
+from numba.core import types
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,6 +72,25 @@ def kernel(function: F) -> F:
     finally:
         numba_config.CACHE_DIR = saved  # type: ignore[attr-defined]
     return cast(F, compiled)
+
+
+def job(function: Callable[[int, int, int], int]) -> Callable[[], int]:
+    """Compile ``function(line, low, high)`` for who calls it by its address, which what comes back gives.
+
+    That is what other compiled code calls, without the interpreter; see ``job_threads``.
+    """
+
+    @cache
+    def compiled() -> Any:
+        saved = numba_config.CACHE_DIR  # type: ignore[attr-defined]
+        numba_config.CACHE_DIR = str(_CACHE_FOLDER)  # type: ignore[attr-defined]
+        try:
+            signature = types.int64(types.int64, types.int64, types.int64)
+            return numba.cfunc(signature, cache=_CAN_CACHE, error_model="numpy", fastmath=False)(function)
+        finally:
+            numba_config.CACHE_DIR = saved  # type: ignore[attr-defined]
+
+    return lambda: int(compiled().address)
 
 
 def emitted(function: Any) -> Any:

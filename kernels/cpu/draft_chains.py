@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deepinfer.kernels.cpu.bound_layer import LAYER_NUMBERS, BoundLayers
+from deepinfer.kernels.cpu.bound_layer import BoundLayers
 from deepinfer.kernels.cpu.compiled import kernel
 from deepinfer.kernels.cpu.fma_tile import TILE_ROWS
 from deepinfer.kernels.cpu.hyper import collapse_kernel
@@ -134,13 +134,6 @@ class DraftChains:
 
     window_layers = window_layers
 
-    def table_of(self, layers: Sequence[WindowLayer]) -> Int64:
-        """Layers as kernels see them, int64 [L, LAYER_NUMBERS]."""
-        table = np.empty((len(layers), LAYER_NUMBERS), np.int64)
-        for number, layer in enumerate(layers):
-            table[number] = self.layers[layer]
-        return table
-
     @staticmethod
     def cost_of(layers: Sequence[WindowLayer]) -> int:
         """Rough multiply-adds of a row."""
@@ -159,7 +152,7 @@ class DraftChains:
         rotary: Rotary,
     ) -> tuple[torch.Tensor, ...]:
         """See ``Ops``."""
-        rows, shown = features.contiguous().numpy(), self.table_of(layers)
+        rows, shown = features.contiguous().numpy(), self.layers.table(layers)
         table = rotary.cos.numpy(), rotary.sin.numpy(), rotary.positions.numpy()
         weights = projection.place, gain.numpy(), np.float32(eps)
         out = np.empty((len(layers), len(rows), layers[0].latent.num_outputs), np.float32)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from deepinfer.kernels.cpu import record_kernels as kernels
+from deepinfer.kernels.cpu.addresses import address_of
 from deepinfer.kernels.cpu.bound_layer import numbers_of
 from deepinfer.kernels.cpu.group_decode import E4M3_VALUES, E8M0_VALUES
 from deepinfer.kernels.cpu.record_kernels import Place
@@ -73,9 +74,14 @@ class BoundRecords:
         return self.codes, self.factors, self.layout, form.scale_values, *numbers
 
     @cached_property
-    def line(self) -> tuple[int, ...]:
+    def line(self) -> npt.NDArray[np.int64]:
         """The same as numbers, see ``bound_layer``."""
-        return tuple(numbers_of(self.place))
+        return np.array(list(numbers_of(self.place)), np.int64)
+
+    @cached_property
+    def address(self) -> int:
+        """Where the line lies, as long as these records are bound."""
+        return address_of(self.line)
 
 
 def bind_records(kind: str, width: int, data: torch.Tensor, scales: torch.Tensor) -> BoundRecords:

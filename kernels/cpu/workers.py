@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import numpy.typing as npt
+
+from deepinfer.kernels.cpu.job_threads import Helpers
+
+Int64 = npt.NDArray[np.int64]
 HANDOFF_COST = 2_000_000
 """About 50 us at the speed of the matrix products, measured for a thread pool on a virtual machine."""
 
@@ -23,6 +29,7 @@ class Workers:
         self.num_threads = num_threads
         self.handoff_cost = HANDOFF_COST
         self._pool = ThreadPoolExecutor(num_threads - 1, "deepinfer-kernel") if num_threads > 1 else None
+        self._helpers = Helpers(num_threads - 1)
 
     def run(
         self,
@@ -48,18 +55,9 @@ class Workers:
         cuts = [min(num_items, (num_grains * part // parts) * grain) for part in range(parts + 1)]
         _begin(self._pool, cuts, min(parts, self.num_threads) - 1, body)()
 
-    def begin(self, num_items: int, body: Callable[[int, int], None]) -> Callable[[], None]:
-        """Let helpers call ``body`` on items while the caller goes on; what comes back ends that.
-
-        Items that no helper has taken by then are the caller's, so nothing waits for a thread that gets no
-        processor. An error is raised there. Without helpers everything is done at once.
-        """
-        if self._pool is None:
-            body(0, num_items)
-            return lambda: None
-        parts = min(2 * self.num_threads, num_items)
-        cuts = [num_items * part // parts for part in range(parts + 1)]
-        return _begin(self._pool, cuts, min(parts, self.num_threads - 1), body)
+    def begin(self, job: int, line: Int64, num_items: int, operands: object) -> Callable[[], int]:
+        """Let helpers do compiled work while the caller goes on; see ``Helpers.begin``."""
+        return self._helpers.begin(job, line, num_items, operands)
 
 
 def _begin(
