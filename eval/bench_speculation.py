@@ -55,7 +55,7 @@ class SpeculationBench:
     prompt_tokens: int = 64
     new_tokens: int = 64
     temperature: float = 0.0
-    rounds: int = 5
+    rounds: int = 9
 
 
 @dataclass

@@ -48,6 +48,8 @@ _FUNCTION, _LINE, _ITEMS, _PARTS, _NEXT, _FOUND, _FAILED, _OFFERED = range(8)
 """A job: what is called, its operands, items and their parts; the next part, sum of what calls gave back and
 how many of them failed; how many helpers it was offered to, whose addresses follow."""
 _BYTES = 8
+_PATIENCE_S = 1.0
+"""How long one that ends is waited for; it sleeps or is at the end of a job."""
 _NO_MEMORY = "compiled code found no memory"
 """The one reason for which a job fails."""
 
@@ -192,7 +194,7 @@ class Helpers:
         parts = min(2 * (1 + len(helpers)), num_items)
         numbers = np.zeros(_OFFERED + 1 + len(helpers), np.int64)
         numbers[:_NEXT] = function, address_of(line), num_items, parts
-        begun = Begun(numbers, (line, operands))
+        begun = Begun(numbers, (self, line, operands))
         is_offered = len(helpers) > 0 and (parts > 1 or self._worth.is_offered())
         started = time.perf_counter()
         if is_offered:
@@ -225,7 +227,7 @@ class Helpers:
         numbers = np.zeros((self._count, _HELPER_NUMBERS), np.int64)
         if not _prepare(numbers):
             return numbers[:0]  # whoever begins a job does it
-        weakref.finalize(self, _stop, numbers)
+        weakref.finalize(self, _end_all, numbers, self._threads)
         for count, helper in enumerate(numbers):
             given = helper.ctypes.data, numbers
             thread = threading.Thread(target=_live, args=given, name="deepinfer-helper", daemon=True)
@@ -263,6 +265,14 @@ def perform(function: int, line: Int64, low: int, high: int) -> int:
     if found < 0:
         raise MemoryError(_NO_MEMORY)
     return found
+
+
+def _end_all(numbers: Int64, threads: list[threading.Thread]) -> None:
+    """Let threads end before the interpreter does: each asks for its lock once more."""
+    _stop(numbers)
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(_PATIENCE_S)
 
 
 def _live(helper: int, numbers: Int64) -> None:
